@@ -419,7 +419,7 @@ SHOWN_BY_TESTS = {
         f"{UNIT}loader.py::test_a_pass_that_begins_where_the_last_one_was_left_asks_nothing_again",),
     "memory: window and a tenth; a teacher three batches": (f"{UNIT}memory.py",),
     "10,000 malformed messages to either side": (
-        f"{UNIT}frames.py::test_ten_thousand_malformed_frames_take_no_memory",
+        f"{UNIT}conversation.py::test_ten_thousand_malformed_frames_take_no_memory",
         f"{UNIT}strangers.py::test_ten_thousand_malformed_messages_to_a_teacher_change_nothing",
         f"{UNIT}strangers.py::test_ten_thousand_malformed_messages_to_a_student_change_nothing"),
     "kept answers: a second job asks no teacher, nor do epochs after the last view": (

@@ -23,9 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from edl_hvd.body_buffers import BodyBuffers
 from edl_hvd.body_slots import SlotWriter
 from edl_hvd.distill import same_host
-from edl_hvd.frames import Array, ArrayType, BodyBuffers, Frame, FrameStream, Limits
+from edl_hvd.frame_stream import FrameStream
+from edl_hvd.frames import Array, ArrayType, Frame, Limits
 
 SEND = ArrayType("images", "uint8", (64, 3, 224, 224))
 ANSWER = ArrayType("logits", "float16", (64, 1000))

@@ -1,12 +1,4 @@
-"""The key-value store through which the Gloo contexts of one world find each other.
-
-It speaks what Horovod's ``HTTPStore`` speaks (``horovod/common/gloo/http_store.cc`` and ``HTTPRequest.hpp`` of
-0.28.1): GET, PUT and DELETE of ``/scope/key``, each on a connection of its own, with a ``Content-Length`` and no
-``Expect``. The mended Horovod (``build/edits/gloo_mesh.py``) asks once per context: ``PUT /scope/rank?of=size`` is
-answered when all ranks have put theirs, with all values in rank order, each behind its length in four bytes. Where one
-of them goes before, the others are answered 410. With ``&stay`` the connections stay open: a rank that says ``leave``
-goes regularly, any other end of its connection is told to all others as ``gone RANK``, and a store that is closed
-regularly says ``end``.
+"""The key-value store through which the Gloo contexts of one world find each other; see ``key_value_protocol.py``.
 
 All ranks ask at the same moment, so what counts is requests per second: one thread takes a connection, reads, answers
 and closes it, mostly without waiting for the socket once.
@@ -17,9 +9,7 @@ Whoever does not know its token is refused before the body of the request is rea
 
 from __future__ import annotations
 
-import hmac
 import logging
-import re
 import selectors
 import socket
 import threading
@@ -27,17 +17,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
-from typing import NamedTuple
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.key_value_protocol import (
+    END,
+    GONE,
+    LARGEST_VALUE_BYTES,
+    LEAVE,
+    ExchangeRequest,
+    RequestRefused,
+    StoreRequest,
+    is_path,
+    joined,
+    read_exchange,
+    read_request,
+    staying_answer,
+    whole_answer,
+)
 
 logger = logging.getLogger(__name__)
 
-_LARGEST_VALUE_BYTES = 1 << 20  # Gloo stores 136 bytes per rank, enough for 7,700 ranks
 _MOST_BYTES = 32 << 20  # of all values; a thousand reports of long waits take a third
 _MOST_KEYS = 1 << 16
-_LARGEST_HEAD_BYTES = 8 << 10  # HTTPStore sends some 100
 _DISCARDED_BYTES = 16 << 20  # read from a peer that was refused, so that it gets to read why
 _READ_BYTES = 64 << 10
 _BACKLOG = 4096  # every rank connects at the same moment
@@ -46,76 +48,6 @@ _PATIENCE_S = 10.0  # for one connection, from the first byte to the last
 _CROWDED_PATIENCE_S = 1.0  # when others cannot come in
 _PAUSE_S = 0.1  # after the system had no descriptor for a newcomer
 _ACCEPTED_AT_ONCE = 64  # then those who wait have their turn
-
-_PATH = r"/[!-.0-~]+/[!-.0-~]+"
-_VALID_PATH = re.compile(_PATH)
-_HEAD = re.compile(
-    rb"(GET|PUT|DELETE) (" + _PATH.encode() + rb") HTTP/1\.[01]\r\n(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:[^\0\r\n]*\r\n)*\r\n"
-)
-_EXCHANGE = re.compile(r"(/[!-.0-~]+/)([0-9]{1,9})\?of=([0-9]{1,9})(&stay)?")
-LEAVE, GONE, END = b"leave", b"gone ", b"end"
-_AUTHORIZATION = re.compile(rb"\r\nauthorization:[ \t]*bearer ([^\r\n]*)", re.IGNORECASE)
-_FRAMING = re.compile(rb"\r\n(content-length|transfer-encoding):([^\r\n]*)", re.IGNORECASE)
-
-_ANSWERS = {
-    status: b"HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: " % (status, reason)
-    for status, reason in {
-        200: b"OK",
-        400: b"Bad Request",
-        401: b"Unauthorized",
-        404: b"Not Found",
-        410: b"Gone",
-        413: b"Content Too Large",
-        431: b"Request Header Fields Too Large",
-        507: b"Insufficient Storage",
-    }.items()
-}
-
-
-class _Refused(Exception):
-    def __init__(self, status: int) -> None:
-        self.status = status
-
-
-class _Request(NamedTuple):
-    method: bytes
-    path: str
-    body_from: int
-    body_to: int
-
-
-def _parse(received: bytes | bytearray, token: bytes) -> _Request | None:
-    """The request that these bytes begin with, or ``None`` while its head is incomplete. Raises ``_Refused``."""
-    # Looked for before the expression runs, so that a head that comes byte by byte is not parsed at every byte.
-    end = received.find(b"\r\n\r\n", 0, _LARGEST_HEAD_BYTES) + 4
-    if end < 4:
-        if len(received) >= _LARGEST_HEAD_BYTES:
-            raise _Refused(431)
-        return None
-    head = _HEAD.fullmatch(received, 0, end)
-    if head is None:
-        raise _Refused(400)
-    method, path = head.groups()
-    given = _AUTHORIZATION.search(received, 0, end)
-    if token and not (given and hmac.compare_digest(bytes(given[1]), token)):
-        raise _Refused(401)
-    framing = _FRAMING.findall(received, 0, end)
-    length = _length(framing) if framing else None
-    if (length is None) if method == b"PUT" else length:
-        raise _Refused(400)
-    return _Request(bytes(method), path.decode("ascii"), end, end + (length or 0))
-
-
-def _length(framing: list[tuple[bytes, bytes]]) -> int:
-    # Two lengths, or chunks, are what makes two readers of one request disagree about its end.
-    if len(framing) != 1 or framing[0][0][:1] in b"Tt":
-        raise _Refused(400)
-    digits = framing[0][1].strip(b" \t")
-    if not digits.isdigit():
-        raise _Refused(400)
-    if len(digits) > 9 or int(digits) > _LARGEST_VALUE_BYTES:
-        raise _Refused(413)
-    return int(digits)
 
 
 class _Connection:
@@ -130,7 +62,7 @@ class _Connection:
         self.socket = stream
         self.waits_since_s = 0.0
         self.received: bytes | bytearray = b""
-        self.request: _Request | None = None  # as soon as its head is there
+        self.request: StoreRequest | None = None  # as soon as its head is there
         self.unsent: bytes | memoryview = b""
         self.event = 0  # what is waited for
         self.refused = False
@@ -220,10 +152,10 @@ class KeyValueStore:
         Raises:
             UsageError: A peer could not put this: the path has another form, or the value or the store is too large.
         """
-        if not _VALID_PATH.fullmatch(path):
+        if not is_path(path):
             raise UsageError(f"no value can be put at {path!r}: a path is /scope/key of visible ASCII characters")
-        if len(value) > _LARGEST_VALUE_BYTES:
-            raise UsageError(f"the value for {path} has {len(value)} bytes; the most is {_LARGEST_VALUE_BYTES}")
+        if len(value) > LARGEST_VALUE_BYTES:
+            raise UsageError(f"the value for {path} has {len(value)} bytes; the most is {LARGEST_VALUE_BYTES}")
         if not self._keep(path, bytes(value)):
             raise UsageError(f"no room for {path}: a store takes {_MOST_KEYS} keys and {_MOST_BYTES} bytes")
 
@@ -335,20 +267,20 @@ class KeyValueStore:
             connection.received += received
             received = connection.received
         try:
-            request = connection.request or _parse(received, self._token)
+            request = connection.request or read_request(received, self._token)
             if request is not None and len(received) == request.body_to:
                 self._act(connection, request, bytes(received[request.body_from :]))
             elif ended or (request is not None and len(received) > request.body_to):
-                raise _Refused(400)  # before anything is done: half a request, or more than one
+                raise RequestRefused(400)  # before anything is done: half a request, or more than one
             else:
                 connection.request = request
                 connection.received = received if connection.received else bytearray(received)
                 self._wait(connection, selectors.EVENT_READ)
-        except _Refused as refused:
+        except RequestRefused as refused:
             connection.refused = True
             self._answer(connection, refused.status)
 
-    def _act(self, connection: _Connection, request: _Request, body: bytes) -> None:
+    def _act(self, connection: _Connection, request: StoreRequest, body: bytes) -> None:
         if request.method == b"GET":
             value = self._values.get(request.path)
             self._answer(connection, 404 if value is None else 200, value or b"")
@@ -359,14 +291,10 @@ class KeyValueStore:
             self._answer(connection, 200)
         elif "?" not in request.path:
             if not self._keep(request.path, body):
-                raise _Refused(507)
+                raise RequestRefused(507)
             self._answer(connection, 200)
         else:
-            exchange = _EXCHANGE.fullmatch(request.path)
-            if exchange is None or int(exchange[2]) >= int(exchange[3]):
-                raise _Refused(400)
-            wanted = _Exchange(exchange[1], int(exchange[3]), stays=exchange[4] is not None)
-            self._exchange(connection, wanted, int(exchange[2]), body)
+            self._exchange(connection, read_exchange(request.path), body)
 
     def _keep(self, path: str, value: bytes) -> bool:
         """False if there is no room for it."""
@@ -377,17 +305,17 @@ class KeyValueStore:
         self._bytes += more
         return True
 
-    def _exchange(self, connection: _Connection, wanted: _Exchange, rank: int, value: bytes) -> None:
+    def _exchange(self, connection: _Connection, asked: ExchangeRequest, value: bytes) -> None:
         """Answer all ranks of a context with what each has put, once all have."""
-        known = self._exchanges.get(wanted.scope)
-        if known is not None and (known.size, known.stays) != (wanted.size, wanted.stays):
-            raise _Refused(400)
+        known = self._exchanges.get(asked.scope)
+        if known is not None and (known.size, known.stays) != (asked.size, asked.stays):
+            raise RequestRefused(400)
         if self._bytes + len(value) > _MOST_BYTES:
-            raise _Refused(507)
-        if known is not None and rank in known.parts:
-            self._drop(known.parts[rank][0])  # who asks anew has given that one up
-        exchange = self._exchanges.setdefault(wanted.scope, wanted)
-        exchange.parts[rank] = (connection, value)
+            raise RequestRefused(507)
+        if known is not None and asked.rank in known.parts:
+            self._drop(known.parts[asked.rank][0])  # who asks anew has given that one up
+        exchange = self._exchanges.setdefault(asked.scope, _Exchange(asked.scope, asked.size, asked.stays))
+        exchange.parts[asked.rank] = (connection, value)
         self._bytes += len(value)
         connection.exchange = exchange
         connection.received = b""
@@ -395,7 +323,7 @@ class KeyValueStore:
             self._stay(connection)
             return
         parts = [exchange.parts[rank] for rank in range(exchange.size)]
-        answer = b"".join(len(part).to_bytes(4, "big") + part for _, part in parts)
+        values = joined(part for _, part in parts)
         if exchange.stays:
             exchange.answered = True
             self._bytes -= sum(len(part) for _, part in parts)
@@ -404,7 +332,7 @@ class KeyValueStore:
             self._end(exchange)
         for member, _ in parts:
             if member.exchange is exchange or not exchange.stays:  # a member may end as another is answered
-                member.unsent = _STAYING + answer if exchange.stays else _whole_answer(200, answer)
+                member.unsent = staying_answer(values) if exchange.stays else whole_answer(200, values)
                 self._go_on(member)
 
     def _end(self, exchange: _Exchange) -> list[_Connection]:
@@ -430,13 +358,13 @@ class KeyValueStore:
         (rank,) = (rank for rank, (member, _) in exchange.parts.items() if member is connection)
         for member in self._end(exchange):
             if member is not connection:
-                word = GONE + b"%d" % rank if exchange.answered else _whole_answer(410, b"%d" % rank)
+                word = GONE + b"%d" % rank if exchange.answered else whole_answer(410, b"%d" % rank)
                 member.unsent = bytes(member.unsent) + word  # behind what is left of the answer to a slow reader
                 self._go_on(member)
 
     def _answer(self, connection: _Connection, status: int, body: bytes = b"") -> None:
         connection.received = b""
-        connection.unsent = _whole_answer(status, body)
+        connection.unsent = whole_answer(status, body)
         self._send(connection)
 
     def _send(self, connection: _Connection) -> None:
@@ -484,13 +412,6 @@ class KeyValueStore:
         connection.socket.close()
         if connection.exchange is not None:
             self._go_without(connection, connection.exchange)
-
-
-_STAYING = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"  # up to the end of the connection
-
-
-def _whole_answer(status: int, body: bytes) -> bytes:
-    return b"%b%d\r\n\r\n%b" % (_ANSWERS[status], len(body), body)
 
 
 def get(store: StoreAddress, path: str, timeout_s: float) -> bytes | None:

@@ -9,7 +9,8 @@ from edl_hvd.driver.status import Status
 from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.messages import FleetView
 from edl_hvd.fleet.state import total
-from edl_hvd.kubernetes.operator import DELAY_BOUNDS_S, OperatorView
+from edl_hvd.kubernetes.action_runner import DELAY_BOUNDS_S
+from edl_hvd.kubernetes.operator import OperatorView
 from edl_hvd.kubernetes.parsing import epoch_s
 from edl_hvd.kubernetes.snapshot import SeenJob
 from edl_hvd.status_server import Document
@@ -151,14 +152,15 @@ def operator_metrics(view: OperatorView) -> Document:
     metrics.add("operator_look_seconds", "What gathering the cluster for it took", [((), view.look_s)])
     metrics.add("operator_plan_seconds", "What the last plan took", [((), view.decide_s)])
     metrics.add("operator_turns", "Turns that were made", [((), view.turns)], counter=True)
-    metrics.add("operator_actions", "What was done", (((what,), count) for what, count in sorted(view.done.items())),
+    metrics.add("operator_actions", "What was done",
+                (((what,), count) for what, count in sorted(view.counts.done.items())),
                 ("what",), counter=True)  # fmt: skip
     metrics.add("operator_api_requests", "Requests to the API server, also LIST and WATCH; code 0: no answer",
                 (((verb, str(code)), count) for (verb, code), count in sorted(view.requests.items())),
                 ("verb", "code"), counter=True)  # fmt: skip
     metrics.add_histogram("operator_deletion_delay_seconds",
                           "From a decision until the API server has taken the deletion of a pod",
-                          view.delays, DELAY_BOUNDS_S, view.delays_sum_s)  # fmt: skip
+                          view.counts.delays, DELAY_BOUNDS_S, view.counts.delays_sum_s)  # fmt: skip
     metrics.add("nodes", "Nodes of the cluster", [((), view.nodes if view.is_leader else None)])
     phases = Counter(str(job.status.get("phase") or "Waiting") for job in jobs)
     metrics.add("jobs", "Jobs by phase", (((name,), phases[name]) for name in _JOB_PHASES), ("phase",))

@@ -48,7 +48,8 @@ def operator_command(
         click.echo(_manifests(mpijobs), nl=False)
         return
     from edl_hvd.kubernetes.api import ApiServer
-    from edl_hvd.kubernetes.operator import Leadership, Operator
+    from edl_hvd.kubernetes.leadership import Leadership
+    from edl_hvd.kubernetes.operator import Operator
 
     try:
         every_s = read_seconds("--every", every)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from edl_hvd.cli.formatting import duration
 from edl_hvd.errors import UsageError
 
 if TYPE_CHECKING:
-    from edl_hvd.simulator.cluster.play import Played
+    from edl_hvd.simulator.cluster.play import Played, Setting
 
 
 @click.command("cluster")
@@ -61,51 +63,29 @@ def simulate_cluster_command(
 
     Documents: docs/cluster_experiments.md.
     """
-    # These read numpy and scipy, which the other commands do without.
-    try:
-        from edl_hvd.simulator.cluster.jobs import Models
-        from edl_hvd.simulator.cluster.play import EQUAL_COSTS, OWN_COSTS, play
-        from edl_hvd.simulator.cluster.policies.by_name import KNOWS, POLICIES
-        from edl_hvd.simulator.cluster.recorded import elastic, is_recorded, law_named, read_rows
-        from edl_hvd.simulator.cluster.recorded_play import play_recorded
-        from edl_hvd.simulator.cluster.workload import read_workload
-    except ImportError as error:
-        raise UsageError(
-            f"simulating a cluster needs {error.name}; install it with: pip install 'edl-hvd[simulate]'"
-        ) from error
+    _check_packages()
+    from edl_hvd.simulator.cluster.play import EQUAL_COSTS, OWN_COSTS
+    from edl_hvd.simulator.cluster.recorded import is_recorded
 
-    chosen = names.split(",")
-    unknown = [name for name in chosen if name not in POLICIES]
-    if unknown:
-        raise UsageError(f"policy {unknown[0]!r} is not known; expected some of {', '.join(POLICIES)}")
+    chosen = _known_policies(names)
     setting = replace(EQUAL_COSTS if costs == "equal" else OWN_COSTS, hosts=hosts, host_slots=slots)
-    results, assumed = [], ""
+    assumed = ""
     if is_recorded(path):
         if picture is not None:
             raise UsageError(f"--picture draws every moment, and {path} may have months of them; expected none with it")
-        recorded = elastic(path.stem, read_rows(path), law_named(law or "0.85", profiles), hosts * slots, slots,
-                           stretch or 4.0)  # fmt: skip
-        setting = replace(setting, period_s=60.0)
+        law, stretch = law or "0.85", stretch or 4.0
+        results = _play_trace(path, profiles, law, stretch, chosen, setting)
         assumed = (
-            f"Assumed, and told to all that share GPUs: speeds by the law {law or '0.85'}, "
-            f"up to {stretch or 4.0:g} times a job's GPUs. A decision a minute at most."
+            f"Assumed, and told to all that share GPUs: speeds by the law {law}, "
+            f"up to {stretch:g} times a job's GPUs. A decision a minute at most."
         )
-        for name in chosen:
-            with bar(name, "jobs") as tell:
-                results.append(play_recorded(recorded, POLICIES[name](), setting, tell=tell).played)
     else:
         if law is not None or stretch is not None:
             raise UsageError(
                 f"--law and --stretch are for recorded traces, and {path} is none; expected a file with the column "
                 "job_id, or neither of them"
             )
-        if slots > 4:
-            raise UsageError(f"profiles tell of hosts with up to 4 GPUs, and --slots is {slots}; expected 1 to 4")
-        workload = read_workload(path, profiles)
-        models: Models = {}
-        for name in chosen:
-            with bar(name, "jobs") as tell:
-                results.append(play(workload, POLICIES[name](), setting, tell, models))
+        results = _play_workload(path, profiles, chosen, setting)
     if picture is not None:
         from edl_hvd.simulator.cluster.picture import draw_slots
 
@@ -113,6 +93,73 @@ def simulate_cluster_command(
     if as_json:
         click.echo(json.dumps([_plain(result) for result in results], indent=2))
         return
+    print_table(_table(results))
+    if assumed:
+        click.echo(assumed)
+
+
+def _check_packages() -> None:
+    """Refuse to simulate where a package is missing that no other command needs."""
+    try:
+        importlib.import_module("edl_hvd.simulator.cluster.play")
+    except ImportError as error:
+        raise UsageError(
+            f"simulating a cluster needs {error.name}; install it with: pip install 'edl-hvd[simulate]'"
+        ) from error
+
+
+def _known_policies(names: str) -> list[str]:
+    """The names in a list with commas."""
+    from edl_hvd.simulator.cluster.policies.by_name import POLICIES
+
+    chosen = names.split(",")
+    unknown = [name for name in chosen if name not in POLICIES]
+    if unknown:
+        raise UsageError(f"policy {unknown[0]!r} is not known; expected some of {', '.join(POLICIES)}")
+    return chosen
+
+
+def _play_trace(
+    path: Path, profiles: Path | None, law: str, stretch: float, names: Sequence[str], setting: Setting
+) -> list[Played]:
+    """What comes out of a recorded trace under each policy."""
+    from edl_hvd.simulator.cluster.policies.by_name import POLICIES
+    from edl_hvd.simulator.cluster.recorded import elastic, law_named, read_rows
+    from edl_hvd.simulator.cluster.recorded_play import play_recorded
+
+    gpus = setting.hosts * setting.host_slots
+    workload = elastic(path.stem, read_rows(path), law_named(law, profiles), gpus, setting.host_slots, stretch)
+    setting = replace(setting, period_s=60.0)
+    results = []
+    for name in names:
+        with bar(name, "jobs") as tell:
+            results.append(play_recorded(workload, POLICIES[name](), setting, tell=tell).played)
+    return results
+
+
+def _play_workload(path: Path, profiles: Path | None, names: Sequence[str], setting: Setting) -> list[Played]:
+    """What comes out of jobs with profiles under each policy."""
+    from edl_hvd.simulator.cluster.jobs import Models
+    from edl_hvd.simulator.cluster.play import play
+    from edl_hvd.simulator.cluster.policies.by_name import POLICIES
+    from edl_hvd.simulator.cluster.workload import read_workload
+
+    if setting.host_slots > 4:
+        raise UsageError(
+            f"profiles tell of hosts with up to 4 GPUs, and --slots is {setting.host_slots}; expected 1 to 4"
+        )
+    workload = read_workload(path, profiles)
+    models: Models = {}
+    results = []
+    for name in names:
+        with bar(name, "jobs") as tell:
+            results.append(play(workload, POLICIES[name](), setting, tell, models))
+    return results
+
+
+def _table(results: Sequence[Played]) -> Table:
+    from edl_hvd.simulator.cluster.policies.by_name import KNOWS
+
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("policy", "mean completion", "p99", "makespan", "until first GPUs", "changes per job", "is told"):
         table.add_column(column, justify="left" if column in ("policy", "is told") else "right")
@@ -121,9 +168,7 @@ def simulate_cluster_command(
         table.add_row(
             result.policy, *(duration(time_s) for time_s in times), f"{result.changes:.1f}", KNOWS[result.policy]
         )
-    print_table(table)
-    if assumed:
-        click.echo(assumed)
+    return table
 
 
 def _plain(result: Played) -> dict[str, Any]:

@@ -60,26 +60,11 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 @click.argument("command", metavar="SCRIPT...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def train_command(
-    context: click.Context,
-    least: int,
-    most: int | None,
-    checkpoint: str,
-    variables: Sequence[str],
-    name: str | None,
-    priority: str | None,
-    family: str,
-    retries: int | None,
-    state_dir: Path | None,
-    here: bool,
-    kubernetes: bool,
-    image: str | None,
-    namespace: str | None,
-    gpus: int | None,
-    cpu: str | None,
-    memory: str | None,
-    dry_run: bool,
+    context: click.Context, least: int, most: int | None, checkpoint: str, variables: Sequence[str], name: str | None,
+    priority: str | None, family: str, retries: int | None, state_dir: Path | None, here: bool, kubernetes: bool,
+    image: str | None, namespace: str | None, gpus: int | None, cpu: str | None, memory: str | None, dry_run: bool,
     command: Sequence[str],
-) -> None:
+) -> None:  # fmt: skip
     """Train with --min to --max workers, wherever that is.
 
     SCRIPT is a Python file that uses edl_hvd, with its arguments, or any command. With --kubernetes it becomes a
@@ -95,49 +80,44 @@ def train_command(
     or refuses. 2: an argument is wrong, or the job can never run. Documents: docs/cluster.md, docs/kubernetes.md.
     """
     words = ("python", *command) if command[0].endswith(".py") else tuple(command)
+    fleet = (state_dir or Path(STATE)).expanduser()
+    most = least if most is None else most
+    name = name or _name_of(command)
     try:
-        if (state_dir is not None) + here + kubernetes > 1:
-            raise UsageError("--fleet, --here and --kubernetes were given together; expected one of them")
-        fleet = (state_dir or Path(STATE)).expanduser()
-        if kubernetes:
-            where = KUBERNETES
-        elif here:
-            where = HERE
-        else:
-            where = FLEET if state_dir is not None or is_served(fleet) else HERE
-        _check_place(context, where)
-        most = least if most is None else most
-        name = name or _name_of(command)
-        if kubernetes:
-            if not image:
-                raise UsageError(
-                    "--kubernetes was given without --image; expected the image that holds the script, torch, Horovod "
-                    "and edl_hvd"
-                )
+        where = _place_of(fleet, state_dir is not None, here, kubernetes)
+        _check_options(context, where)
+        if where == KUBERNETES:
             request = JobRequest(
-                name, words, image, least, most, namespace or "", priority or "", checkpoint,
-                3 if retries is None else retries, gpus or 0, cpu or "", memory or "", tuple(variables),
-                family,
+                name, words, image or "", least, most, namespace or "", priority or "", checkpoint,
+                3 if retries is None else retries, gpus or 0, cpu or "", memory or "", tuple(variables), family,
             )  # fmt: skip
-            _submit(request, dry_run)
+            _submit_to_kubernetes(request, dry_run)
         elif where == FLEET:
             added = (f"EDL_HVD_CHECKPOINT={checkpoint}",) if checkpoint else ()
             spec = JobSpec(
                 name, words, str(Path.cwd()), least, most, _number(priority), variables=(*variables, *added),
                 retries=retries or 0, family=family,
             )  # fmt: skip
-            if dry_run:
-                click.echo(f"would submit {shlex.join(words)} to the fleet in {fleet} as {name}, {least} to {most}")
-            else:
-                submit_job(fleet, spec)
+            _submit_to_fleet(fleet, spec, dry_run)
         else:
             _run_here(words, least, most, _environment(checkpoint, variables), dry_run)
     except UsageError as error:
         refuse(str(error), WRONG)
 
 
-def _check_place(context: click.Context, where: str) -> None:
-    """Refuse an option that would do nothing."""
+def _place_of(fleet: Path, has_fleet: bool, here: bool, kubernetes: bool) -> str:
+    """Where the job is to run: where an option says, else in the fleet that serves here, else on this machine."""
+    if has_fleet + here + kubernetes > 1:
+        raise UsageError("--fleet, --here and --kubernetes were given together; expected one of them")
+    if kubernetes:
+        return KUBERNETES
+    if here:
+        return HERE
+    return FLEET if has_fleet or is_served(fleet) else HERE
+
+
+def _check_options(context: click.Context, where: str) -> None:
+    """Refuse an option that would do nothing there, and the lack of one that is needed."""
     for parameter in context.command.params:
         places = _ONLY.get(parameter.name or "", (where,))
         if where not in places and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
@@ -145,6 +125,11 @@ def _check_place(context: click.Context, where: str) -> None:
             raise UsageError(
                 f"{parameter.opts[-1]} has no effect {where}, where this job would run; use it with {hint}"
             )
+    if where == KUBERNETES and not context.params["image"]:
+        raise UsageError(
+            "--kubernetes was given without --image; expected the image that holds the script, torch, Horovod and "
+            "edl_hvd"
+        )
 
 
 def _name_of(command: Sequence[str]) -> str:
@@ -187,10 +172,15 @@ def _run_here(words: Sequence[str], least: int, most: int, variables: Mapping[st
     os.execve(sys.executable, command, {**process_environment(), **variables})
 
 
-# --- Kubernetes ---
+def _submit_to_fleet(fleet: Path, spec: JobSpec, dry_run: bool) -> None:
+    if dry_run:
+        words = shlex.join(spec.command)
+        click.echo(f"would submit {words} to the fleet in {fleet} as {spec.name}, {spec.least} to {spec.most}")
+        return
+    submit_job(fleet, spec)
 
 
-def _submit(request: JobRequest, dry_run: bool) -> None:
+def _submit_to_kubernetes(request: JobRequest, dry_run: bool) -> None:
     manifest = job_manifest(request)
     if dry_run:
         try:

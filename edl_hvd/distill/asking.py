@@ -15,7 +15,8 @@ from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill.conversation import Address, Message, Vocabulary, decode, encode
 from edl_hvd.errors import PlatformError, ProtocolError
-from edl_hvd.frames import FrameStream, Limits
+from edl_hvd.frame_stream import FrameStream
+from edl_hvd.frames import Limits
 from edl_hvd.http_client import BodyTooLongError, Bounds, exchange
 from edl_hvd.open_inference import ModelUrl, read_inputs, reason_of
 

@@ -10,7 +10,8 @@ from edl_hvd.body_slots import SlotWriter
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill.conversation import Address, Message, decode, encode
 from edl_hvd.errors import ProtocolError
-from edl_hvd.frames import Array, ArrayType, Frame, FrameStream, Limits
+from edl_hvd.frame_stream import FrameStream
+from edl_hvd.frames import Array, ArrayType, Frame, Limits
 
 _TEACHING_S = 120.0
 # A teacher that computes for others answers a hello after that.

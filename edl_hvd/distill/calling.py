@@ -25,7 +25,8 @@ from edl_hvd.distill.call import Call, LastingError, check_equal
 from edl_hvd.distill.conversation import Address
 from edl_hvd.distill.holding import Holding, Terms
 from edl_hvd.errors import ProtocolError
-from edl_hvd.frames import Frame, FrameStream, Limits
+from edl_hvd.frame_stream import FrameStream
+from edl_hvd.frames import Frame, Limits
 from edl_hvd.silence import UNANSWERED_S, ask_for_answers, unanswered_s
 
 _LOOK_EVERY_S = 0.5

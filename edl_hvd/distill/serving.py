@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from edl_hvd import tls
+from edl_hvd.body_buffers import BodyBuffers
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill import same_host
 from edl_hvd.distill.computing import Computing, Introduction, StudentReply, StudentTask
@@ -28,7 +29,8 @@ from edl_hvd.distill.sharing import Sharing, asks_ahead
 from edl_hvd.distill.student import Student
 from edl_hvd.distill.teacher import Teacher
 from edl_hvd.errors import PlatformError, ProtocolError, UsageError
-from edl_hvd.frames import Array, BodyBuffers, Frame, FrameStream, Limits
+from edl_hvd.frame_stream import FrameStream
+from edl_hvd.frames import Array, Frame, Limits
 from edl_hvd.silence import UNANSWERED_S, ask_for_answers, unanswered_s
 
 _MOST_STRANGERS = 64

@@ -11,7 +11,8 @@ from edl_hvd import proof
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill.conversation import Message, decode, encode
 from edl_hvd.errors import EdlHvdError, ProtocolError
-from edl_hvd.frames import Frame, FrameStream, Limits
+from edl_hvd.frame_stream import FrameStream
+from edl_hvd.frames import Frame, Limits
 
 
 class Student:

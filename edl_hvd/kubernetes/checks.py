@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from edl_hvd.doctor.findings import ADVICE, MISSING, OK, CheckResult
 from edl_hvd.errors import ObjectMissingError, PlatformError, UsageError
 from edl_hvd.kubernetes.api import ApiServer
-from edl_hvd.kubernetes.operator import LEASE_NAME, LEASE_S
+from edl_hvd.kubernetes.leadership import LEASE_NAME, LEASE_S
 from edl_hvd.kubernetes.snapshot import EXTRA_CLASS, FLOOR_CLASS, GROUP, VERSION
 
 _GROUP = "Kubernetes"

@@ -2,145 +2,28 @@
 
 It keeps nothing but what it writes into the status of the jobs. Of several that run, the one that holds the Lease acts,
 and it alone watches: it lists everything once it acts, and so sees what the one before it has written.
-One that could not renew the Lease for some time stops acting, by its own clock, before any other can begin.
 """
 
 from __future__ import annotations
 
-import secrets
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from itertools import groupby
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, PlatformError
+from edl_hvd.errors import EdlHvdError, PlatformError
+from edl_hvd.kubernetes.action_runner import ActionCounts, ActionRunner
 from edl_hvd.kubernetes.api import ApiServer
 from edl_hvd.kubernetes.informer import ClusterWatch
-from edl_hvd.kubernetes.pods import token_manifest
+from edl_hvd.kubernetes.leadership import RENEW_EVERY_S, Leadership
 from edl_hvd.kubernetes.reports import Reports
-from edl_hvd.kubernetes.snapshot import (
-    GROUP,
-    LAUNCHER,
-    RESIZED_NOTE,
-    VERSION,
-    WHY_NOTE,
-    ClusterSnapshot,
-    SeenGuest,
-    SeenJob,
-)
-from edl_hvd.kubernetes.status import events_of, refusal_event, resize_event, time_text
-from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, ResizeGuest, WriteStatus, decide
+from edl_hvd.kubernetes.snapshot import LAUNCHER, ClusterSnapshot, SeenJob
+from edl_hvd.kubernetes.turn import decide
 
-LEASE_NAME = "edl-hvd-operator"
-LEASE_S, ACT_WITHIN_S, RENEW_EVERY_S = 15, 10.0, 2.0
 QUIET_S = 2.0
 # Between two turns without news: for what becomes due by time alone, and for what jobs say of their work.
 # The Lease wakes this process as often, and a turn takes milliseconds.
-_JOBS = f"/apis/{GROUP}/{VERSION}"
 _MOST_PLANNER_FAILURES = 3
-_JOBS_AT_ONCE = 8
-# What is done about one job is done in order, one request after the other, but for pods that are deleted together.
-_DELETIONS_AT_ONCE = 8
-# Of all jobs: in threads of their own, as those of the jobs wait for them.
-DELAY_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-_DONE: Mapping[type, str] = {CreatePod: "pod created", DeletePod: "pod deleted", WriteStatus: "status written",
-                              ResizeGuest: "MPIJob resized"}  # fmt: skip
-
-
-class Leadership:
-    """The Lease that one operator holds. Any thread.
-
-    Args:
-        api: The API server.
-        namespace: Namespace of the Lease.
-        identity: The name of this operator; one that comes again under its name goes on at once.
-        clock: For how long the Lease was not renewed; the other holder's times are only compared with each other.
-    """
-
-    def __init__(self, api: ApiServer, namespace: str, identity: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._api, self._identity, self._clock = api, identity, clock
-        self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._renewed_s: float | None = None
-        self._seen: tuple[str, float] | None = None
-        self._held: dict[str, Any] | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def may_act(self) -> bool:
-        """Whether this operator holds the Lease, and no other can have taken it."""
-        renewed_s = self._renewed_s
-        return renewed_s is not None and self._clock.monotonic_s() - renewed_s < ACT_WITHIN_S
-
-    def renew(self) -> None:
-        """Take the Lease, or keep it, if that is due and possible.
-
-        Raises:
-            PlatformError: The API server is away, or refuses.
-        """
-        with self._lock:  # two at once would take it from each other
-            self._renew()
-
-    def _renew(self) -> None:
-        began_s = self._clock.monotonic_s()
-        if self._renewed_s is not None and began_s - self._renewed_s < RENEW_EVERY_S:
-            return
-        lease, self._held = self._held, None
-        if lease is not None and self.may_act:
-            with suppress(ObjectExistsError, ObjectMissingError):  # someone else has written it
-                self._write(lease, began_s)
-                return
-        try:
-            lease = self._api.get(f"{self._folder}/{LEASE_NAME}")
-        except ObjectMissingError:
-            lease = {
-                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE_NAME}, "spec": {}
-            }  # fmt: skip
-        spec: dict[str, Any] = lease["spec"]
-        holder = spec.get("holderIdentity") or ""
-        if holder not in ("", self._identity):
-            self._renewed_s = None
-            mark = str((lease["metadata"].get("resourceVersion"), holder))
-            if self._seen is None or self._seen[0] != mark:
-                self._seen = (mark, began_s)
-            if began_s - self._seen[1] < (spec.get("leaseDurationSeconds") or LEASE_S):
-                return
-        try:
-            self._write(lease, began_s)
-        except ObjectExistsError:
-            self._renewed_s = None
-
-    def _write(self, lease: dict[str, Any], began_s: float) -> None:
-        spec: dict[str, Any] = lease["spec"]
-        now = datetime.fromtimestamp(self._clock.wall_s(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        if spec.get("holderIdentity") != self._identity:
-            spec["acquireTime"] = now
-            spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1
-        spec.update(holderIdentity=self._identity, leaseDurationSeconds=LEASE_S, renewTime=now)
-        if "resourceVersion" in lease["metadata"]:
-            self._held = self._api.replace(f"{self._folder}/{LEASE_NAME}", lease)
-        else:
-            self._held = self._api.create(self._folder, lease)
-        self._renewed_s = began_s
-
-    def release(self) -> None:
-        """Let another operator take the Lease at once."""
-        if not self.may_act:
-            return
-        self._renewed_s = None
-        path = f"{self._folder}/{LEASE_NAME}"
-        try:
-            lease = self._api.get(path)
-            if lease["spec"].get("holderIdentity") == self._identity:
-                lease["spec"]["holderIdentity"] = ""
-                self._api.replace(path, lease)
-        except EdlHvdError:
-            pass  # it runs out by itself
 
 
 @dataclass(frozen=True)
@@ -156,11 +39,8 @@ class OperatorView:
         look_s: Seconds that it took to gather what is known for it.
         decide_s: Seconds that the last plan took, with what follows from it.
         turns: Turns that it finished.
-        done: Number of pods created and deleted and of statuses written, by what was done.
+        counts: What it has done.
         requests: Requests to the API server, by verb (also LIST and WATCH) and code; code 0: no answer.
-        delays: Deletions of pods, by the first of ``DELAY_BOUNDS_S`` within which the API server had taken them after
-            the decision; infinity for the others.
-        delays_sum_s: Seconds of all these delays.
     """
 
     is_leader: bool
@@ -171,10 +51,8 @@ class OperatorView:
     look_s: float
     decide_s: float
     turns: int
-    done: Mapping[str, int]
+    counts: ActionCounts
     requests: Mapping[tuple[str, int], int]
-    delays: Mapping[float, int] = field(default_factory=dict)
-    delays_sum_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -210,22 +88,14 @@ class Operator:
         self._watch: ClusterWatch | None = None
         self._looked_s, self._acted_s = float("-inf"), float("-inf")
         self._said = ""
-        self._reported: dict[str, str] = {}
         self._was_leader = False
         self._turn: _Turn | None = None
-        self._counting = threading.Lock()
-        self._done: Counter[str] = Counter()
-        self._delays: Counter[float] = Counter()
-        self._delays_sum_s = 0.0
-        self._threads = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="edl_hvd job")
-        self._deletions = ThreadPoolExecutor(_DELETIONS_AT_ONCE, thread_name_prefix="edl_hvd deletion")
+        self._runner = ActionRunner(api, leadership, self._news, tell, clock)
         self._reports = Reports(clock=clock)
 
     def view(self) -> OperatorView:
         """How it stands; for other threads."""
         turn = self._turn
-        with self._counting:
-            done, delays, delays_sum_s = dict(self._done), dict(self._delays), self._delays_sum_s
         return OperatorView(
             self._leadership.may_act,
             self._clock.wall_s(),
@@ -235,15 +105,14 @@ class Operator:
             0.0 if turn is None else turn.look_s,
             0.0 if turn is None else turn.decide_s,
             0 if turn is None else turn.number,
-            done,
+            self._runner.counts(),
             self._api.requests,
-            delays,
-            delays_sum_s,
         )
 
     def end(self) -> None:
         """Let :meth:`run` return after this turn; for a signal's handler."""
         self._ending.set()
+        self._runner.stop()
         self._news.set()  # that is what it waits for between two turns
 
     def run(self) -> None:
@@ -271,8 +140,7 @@ class Operator:
                 self._ending.wait(min(self._every_s, RENEW_EVERY_S))
             self._wait()
         self._forget()
-        self._threads.shutdown()
-        self._deletions.shutdown()
+        self._runner.close()
         self._reports.close()
         self._leadership.release()
 
@@ -334,98 +202,9 @@ class Operator:
         self._turn = _Turn(seen, self._acted_s, self._acted_s - self._looked_s, decided_s - self._acted_s, number)
         for guest in seen.guests:
             if guest.problem:
-                self._report(guest, guest.problem)
-        by_job: dict[str, list[Action]] = {}
-        for action in actions:
-            by_job.setdefault(action.job.uid, []).append(action)
-        watch = self._watch
-        list(self._threads.map(lambda of_one: self._do_all(of_one, decided_s, watch), by_job.values()))
+                self._runner.report(guest, guest.problem)
+        self._runner.run(actions, decided_s, self._watch)
         return True
-
-    def _do_all(self, actions: Sequence[Action], decided_s: float, watch: ClusterWatch) -> None:
-        """What is decided about one job, in order, as far as the API server lets it; its events last.
-
-        Pods that it shall lose one after the other are deleted side by side, and waited for.
-        """
-        events: list[dict[str, Any]] = []
-        stopped = threading.Event()
-
-        def do(action: Action) -> PlatformError | None:
-            if stopped.is_set():
-                return None
-            try:
-                if not self._do_one(action, decided_s, watch, events):
-                    stopped.set()
-            except PlatformError as error:
-                stopped.set()
-                return error
-            return None
-
-        for are_deletions, group in groupby(actions, lambda action: isinstance(action, DeletePod)):
-            problems = list((self._deletions.map if are_deletions else map)(do, group))
-            if problem := next(filter(None, problems), None):
-                self._report(actions[0].job, str(problem))
-            if stopped.is_set():
-                break
-        for event in events:
-            try:
-                self._create(f"/api/v1/namespaces/{actions[0].job.namespace}/events", event)
-            except PlatformError as error:
-                self._report(actions[0].job, str(error))
-
-    def _do_one(self, action: Action, decided_s: float, watch: ClusterWatch, events: list[dict[str, Any]]) -> bool:
-        """Do it, if this operator still acts; whether what comes after it may be done as well. Its events are appended.
-
-        Raises:
-            PlatformError: The API server is away, or refuses.
-        """
-        try:
-            self._leadership.renew()  # there may be thousands
-        except PlatformError:
-            return False  # the next turn does not begin without it, and says why
-        if not self._leadership.may_act or self._ending.is_set():
-            return False
-        try:
-            if self._do(action, watch):
-                self._count(action, self._clock.monotonic_s() - decided_s)
-                events += self._events(action)
-        except ObjectExistsError:
-            return False  # it was written meanwhile: the watch will tell
-        except ObjectMissingError:
-            pass
-        return True
-
-    def _count(self, action: Action, delay_s: float) -> None:
-        with self._counting:
-            self._done[_DONE[type(action)]] += 1
-            if isinstance(action, DeletePod):
-                self._delays[next((bound for bound in DELAY_BOUNDS_S if delay_s <= bound), float("inf"))] += 1
-                self._delays_sum_s += delay_s
-        self._news.set()  # what follows from it is for the next turn
-
-    def _events(self, action: Action) -> list[dict[str, Any]]:
-        """The events of an action that was done, which are told as well."""
-        now_s = self._clock.wall_s()
-        match action:
-            case WriteStatus(job, status):
-                events = events_of(job, status, now_s)
-            case ResizeGuest(guest, replicas, why):
-                events = [resize_event(guest, replicas, why, now_s)]
-            case _:
-                return []
-        for event in events:
-            self._tell(f"{action.job.key}: {event['reason']}: {event['message']}")
-        return events
-
-    def _report(self, job: SeenJob | SeenGuest, text: str) -> None:
-        """Say what the API server refuses about a job, in an event of it; the other jobs go on."""
-        event = refusal_event(job, text, self._clock.wall_s())
-        if self._reported.get(job.uid) == text:
-            return
-        self._reported[job.uid] = text
-        self._tell(f"{job.key}: {text}")
-        with suppress(EdlHvdError):  # it was said above
-            self._create(f"/api/v1/namespaces/{job.namespace}/events", event)
 
     def look(self, watch: ClusterWatch) -> ClusterSnapshot | None:
         """The cluster as far as its watch has told; ``None``: not all kinds are listed yet.
@@ -443,46 +222,6 @@ class Operator:
         priorities = {one.name: one.value for one in known.priorities}
         reports = self._reports.of(launchers)
         return ClusterSnapshot(known.jobs, known.nodes, known.pods, priorities, reports, known.guests)
-
-    def _do(self, action: Action, watch: ClusterWatch) -> bool:
-        """Whether it was this that did it."""
-        core = f"/api/v1/namespaces/{action.job.namespace}"
-        match action:
-            case WriteStatus(job, status):
-                path = f"{_JOBS}/namespaces/{job.namespace}/trainingjobs/{job.name}/status"
-                change = {"metadata": {"resourceVersion": job.resource_version}, "status": dict(status)}
-                watch.job_written(self._api.patch(path, change))
-            case CreatePod(job, manifest, needs):
-                for other in needs:
-                    self._create(f"{core}/services", other)
-                if needs:
-                    self._create(f"{core}/secrets", token_manifest(job, secrets.token_urlsafe()))
-                created = self._create(f"{core}/pods", dict(manifest))
-                if created is None:
-                    return False
-                watch.pod_created(created)
-            case DeletePod(_, pod, grace_s):
-                try:
-                    self._api.delete(f"{core}/pods/{pod.name}", pod.uid, grace_s)
-                except ObjectMissingError:
-                    watch.pod_deleted(pod.uid)  # it has gone before
-                    raise
-                watch.pod_deleted(pod.uid)
-            case ResizeGuest(guest, replicas, why):
-                path = f"/apis/{guest.api_version}/namespaces/{guest.namespace}/mpijobs/{guest.name}"
-                notes = {RESIZED_NOTE: time_text(self._clock.wall_s()), WHY_NOTE: why}
-                change = {
-                    "metadata": {"resourceVersion": guest.resource_version, "annotations": notes},
-                    "spec": {"mpiReplicaSpecs": {"Worker": {"replicas": replicas}}},
-                }
-                watch.guest_written(self._api.patch(path, change))
-        return True
-
-    def _create(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Create an object; ``None``: an earlier operator, or an earlier turn, has done it."""
-        with suppress(ObjectExistsError):
-            return self._api.create(path, manifest)
-        return None
 
 
 def _within(rest_s: float) -> float:

@@ -104,6 +104,29 @@ def _read_spec(name: str, spec: Mapping[str, Any]) -> TrainingJobSpec:
     if len(name) > _LONGEST_NAME:
         raise _Rejected("NameTooLong", f"the name has {len(name)} characters; expected {_LONGEST_NAME} at most")
     workers = spec.get("workers") or {}
+    _check_bounds(workers)
+    template = workers.get("template") or {}
+    _check_containers(template)
+    asked = _read_requests(template)
+    _check_affinity(template)
+    resource, unit = _counted(asked)
+    if not unit:
+        raise _Rejected(
+            "BadTemplate",
+            f"the containers of workers.template request neither {GPU} nor cpu; expected one of them, as workers are "
+            "shared out by it",
+        )
+    least, most = workers["min"], workers["max"]
+    return TrainingJobSpec(
+        least, most, workers.get("slots") or (unit if resource == GPU else 1),
+        spec.get("priorityClassName") or FLOOR_CLASS, bool(spec.get("suspend")) or most == 0,
+        spec.get("checkpoint") or "", spec.get("retries", 3), template, resource, unit,
+        read_placement(template["spec"]), spec.get("family") or "",
+    )  # fmt: skip
+
+
+def _check_bounds(workers: Mapping[str, Any]) -> None:
+    """Reject numbers of workers that no job can have."""
     least, most = workers.get("min"), workers.get("max")
     if not (isinstance(least, int) and isinstance(most, int) and least >= 1 and most >= 0):
         raise _Rejected(
@@ -114,7 +137,10 @@ def _read_spec(name: str, spec: Mapping[str, Any]) -> TrainingJobSpec:
             "MinAboveMax",
             f"workers.min is {least} and max {most}; expected max of at least {least}, or 0 to suspend the job",
         )
-    template = workers.get("template") or {}
+
+
+def _check_containers(template: Mapping[str, Any]) -> None:
+    """Reject a template whose first container does not say what to run."""
     containers = (template.get("spec") or {}).get("containers") or []
     if not containers or not isinstance(containers[0], dict):
         raise _Rejected(
@@ -127,10 +153,17 @@ def _read_spec(name: str, spec: Mapping[str, Any]) -> TrainingJobSpec:
             "the first container of workers.template has no image or no command; expected both, the command being "
             "that of the training, e.g. [python, train.py]",
         )
+
+
+def _read_requests(template: Mapping[str, Any]) -> Mapping[str, int]:
     try:
-        asked = requested(template["spec"])
+        return requested(template["spec"])
     except UsageError as error:
         raise _Rejected("BadTemplate", f"the resources of workers.template do not read: {error}") from None
+
+
+def _check_affinity(template: Mapping[str, Any]) -> None:
+    """Reject a template that selects nodes in a way that plans do not know."""
     affinity = (template["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     if affinity.get(_REQUIRED):
         raise _Rejected(
@@ -138,19 +171,6 @@ def _read_spec(name: str, spec: Mapping[str, Any]) -> TrainingJobSpec:
             f"workers.template has a nodeAffinity.{_REQUIRED}, by which jobs are not planned; expected a nodeSelector "
             "with the labels that its nodes have",
         )
-    resource, unit = _counted(asked)
-    if not unit:
-        raise _Rejected(
-            "BadTemplate",
-            f"the containers of workers.template request neither {GPU} nor cpu; expected one of them, as workers are "
-            "shared out by it",
-        )
-    return TrainingJobSpec(
-        least, most, workers.get("slots") or (unit if resource == GPU else 1),
-        spec.get("priorityClassName") or FLOOR_CLASS, bool(spec.get("suspend")) or most == 0,
-        spec.get("checkpoint") or "", spec.get("retries", 3), template, resource, unit,
-        read_placement(template["spec"]), spec.get("family") or "",
-    )  # fmt: skip
 
 
 def _counted(asked: Mapping[str, int]) -> tuple[str, int]:

@@ -162,48 +162,26 @@ class JobState:
         """Workers that it shall have."""
         return sum(entry.slots for entry in self.placed)
 
+    @property
+    def trains(self) -> bool:
+        """Whether its launcher and some of its workers run."""
+        return self.launcher is not None and self.launcher.phase == "Running" and self.running > 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its launcher has ended, or is not there, and no worker is still there."""
+        return (self.launcher is None or self.launcher.is_over) and not self.has_workers
+
 
 def status_of(state: JobState, now_s: float) -> dict[str, Any]:
     """The status, with the times of conditions that have not changed."""
-    job, spec = state.job, state.job.spec
-    trains = state.launcher is not None and state.launcher.phase == "Running" and state.running > 0
-    left = state.launcher is None or state.launcher.is_over
-    phase, conditions = "Waiting", _accepted(state)
-    is_accepted = conditions["Accepted"][0]
-    if state.is_complete:
-        phase = "Complete"
-        conditions["Complete"] = (True, "TrainingComplete", "training is complete")
-    elif state.has_failed:
-        phase = "Failed"
-        conditions["Failed"] = (True, "LauncherFailed", state.runs.words)
-    elif not is_accepted:
-        phase = "Rejected"
-    elif spec is not None and spec.is_suspended:
-        phase = "Suspended" if left and not state.has_workers else "Suspending"
-        reason = "ScaledToZero" if spec.most == 0 else "UserAsked"
-        conditions["Suspended"] = (phase == "Suspended", reason, "the job was asked to save a checkpoint and leave")
-    elif state.reason is not None:
-        preempted = bool(job.status.get("launched"))
-        conditions["Suspended"] = (
-            left and not state.has_workers and preempted,
-            "Preempted" if preempted else "Waits",
-            state.why,
-        )
-    else:
-        phase = "Training" if trains else "Starting"
-    if is_accepted and not (state.is_complete or state.has_failed):
-        has_floor = spec is not None and state.desired >= spec.least
-        waits = state.reason.value if state.reason is not None else "NotAsked"
-        conditions["Admitted"] = (has_floor, "Floor" if has_floor else waits, state.why or "it asks for no workers")
-        changing = state.desired != state.running
-        conditions["Resizing"] = (
-            changing, ("Growing" if state.desired > state.running else "Shrinking") if changing else "Settled",
-            f"{state.running} of {state.desired} workers run",
-        )  # fmt: skip
-    conditions["Running"] = (phase == "Training", phase, f"{state.running} workers run")
+    job = state.job
+    accepted = _accepted(state)
+    phase = _phase(state, accepted.is_true)
+    conditions = {"Accepted": accepted, **_conditions(state, phase)}
     before = {one.get("type"): one for one in job.status.get("conditions") or []}
     for kind in before:
-        conditions.setdefault(kind, (False, "NoLonger", ""))
+        conditions.setdefault(kind, _Condition(False, "NoLonger", ""))
     return {
         "observedGeneration": job.generation,
         "phase": phase,
@@ -213,14 +191,90 @@ def status_of(state: JobState, now_s: float) -> dict[str, Any]:
         },
         "placed": _placed(state, now_s),
         **_said(state, now_s),
-        "why": (state.why or conditions["Accepted"][2])[:_LONGEST_SENTENCE],
-        "launched": bool(job.status.get("launched")) or trains,
+        "why": (state.why or accepted.message)[:_LONGEST_SENTENCE],
+        "launched": bool(job.status.get("launched")) or state.trains,
         "launcher": {"failures": state.runs.failures, "lastUid": state.runs.last_uid, "words": state.runs.words},
         "conditions": [
-            _condition(kind, *conditions[kind], before.get(kind) or {}, job.generation, now_s)
-            for kind in sorted(conditions)
+            conditions[kind].as_json(kind, before.get(kind) or {}, job.generation, now_s) for kind in sorted(conditions)
         ],
     }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """A condition without its times: whether it holds, and why."""
+
+    is_true: bool
+    reason: str
+    message: str
+
+    def as_json(self, kind: str, before: Mapping[str, Any], generation: int, now_s: float) -> dict[str, Any]:
+        """The condition in a status; its time is that of the status before if its value is the same."""
+        value = "True" if self.is_true else "False"
+        since = before.get("lastTransitionTime") if before.get("status") == value else None
+        return {
+            "type": kind, "status": value, "reason": self.reason, "message": self.message[:_LONGEST_SENTENCE],
+            "lastTransitionTime": since or time_text(now_s), "observedGeneration": generation,
+        }  # fmt: skip
+
+
+def _accepted(state: JobState) -> _Condition:
+    job = state.job
+    if job.spec is None:
+        return _Condition(False, job.problem_reason, job.problem)
+    if state.missing_class:
+        text = (
+            f"there is no PriorityClass {state.missing_class!r}; create it, install the operator's manifests, or name "
+            "another in priorityClassName"
+        )
+        return _Condition(False, "NoPriorityClass", text)
+    if state.reason is WaitReason.NEVER_FITS:
+        return _Condition(False, "NeverFits", state.why)
+    return _Condition(True, "Valid", "the spec can be run")
+
+
+def _phase(state: JobState, is_accepted: bool) -> str:
+    """What the job does, in a word."""
+    spec = state.job.spec
+    if state.is_complete:
+        return "Complete"
+    if state.has_failed:
+        return "Failed"
+    if not is_accepted:
+        return "Rejected"
+    if spec is not None and spec.is_suspended:
+        return "Suspended" if state.is_gone else "Suspending"
+    if state.reason is not None:
+        return "Waiting"
+    return "Training" if state.trains else "Starting"
+
+
+def _conditions(state: JobState, phase: str) -> dict[str, _Condition]:
+    """The conditions of a job in this phase, by kind, without that of its acceptance."""
+    spec = state.job.spec
+    found = {"Running": _Condition(phase == "Training", phase, f"{state.running} workers run")}
+    if phase == "Complete":
+        found["Complete"] = _Condition(True, "TrainingComplete", "training is complete")
+    if phase == "Failed":
+        found["Failed"] = _Condition(True, "LauncherFailed", state.runs.words)
+    if phase in ("Complete", "Failed", "Rejected"):
+        return found
+    if phase in ("Suspended", "Suspending"):
+        reason = "ScaledToZero" if spec is not None and spec.most == 0 else "UserAsked"
+        text = "the job was asked to save a checkpoint and leave"
+        found["Suspended"] = _Condition(phase == "Suspended", reason, text)
+    if phase == "Waiting":
+        is_preempted = bool(state.job.status.get("launched"))
+        reason = "Preempted" if is_preempted else "Waits"
+        found["Suspended"] = _Condition(state.is_gone and is_preempted, reason, state.why)
+    has_floor = spec is not None and state.desired >= spec.least
+    waits = state.reason.value if state.reason is not None else "NotAsked"
+    found["Admitted"] = _Condition(has_floor, "Floor" if has_floor else waits, state.why or "it asks for no workers")
+    is_changing = state.desired != state.running
+    change = "Growing" if state.desired > state.running else "Shrinking"
+    text = f"{state.running} of {state.desired} workers run"
+    found["Resizing"] = _Condition(is_changing, change if is_changing else "Settled", text)
+    return found
 
 
 def _placed(state: JobState, now_s: float) -> dict[str, Any]:
@@ -283,32 +337,6 @@ def short_duration(seconds: float) -> str:
         if number or (unit == "s" and not parts):
             parts.append(f"{number}{unit}")
     return "".join(parts[:2])
-
-
-def _accepted(state: JobState) -> dict[str, tuple[bool, str, str]]:
-    job = state.job
-    if job.spec is None:
-        return {"Accepted": (False, job.problem_reason, job.problem)}
-    if state.missing_class:
-        text = (
-            f"there is no PriorityClass {state.missing_class!r}; create it, install the operator's manifests, or name "
-            "another in priorityClassName"
-        )
-        return {"Accepted": (False, "NoPriorityClass", text)}
-    if state.reason is WaitReason.NEVER_FITS:
-        return {"Accepted": (False, "NeverFits", state.why)}
-    return {"Accepted": (True, "Valid", "the spec can be run")}
-
-
-def _condition(
-    kind: str, is_true: bool, reason: str, message: str, before: Mapping[str, Any], generation: int, now_s: float
-) -> dict[str, Any]:
-    value = "True" if is_true else "False"
-    since = before.get("lastTransitionTime") if before.get("status") == value else None
-    return {
-        "type": kind, "status": value, "reason": reason, "message": message[:_LONGEST_SENTENCE],
-        "lastTransitionTime": since or time_text(now_s), "observedGeneration": generation,
-    }  # fmt: skip
 
 
 def time_text(now_s: float) -> str:

@@ -15,7 +15,7 @@ import pytest
 from cluster import Cluster, wait_for
 from operator_run import Run, check_no_pod_twice, job
 
-from edl_hvd.kubernetes.operator import LEASE_S, RENEW_EVERY_S
+from edl_hvd.kubernetes.leadership import LEASE_S, RENEW_EVERY_S
 
 
 def test_a_job_runs_is_scaled_suspended_and_resumed_with_kubectl(make_run: Callable[..., Run]) -> None:

@@ -149,23 +149,16 @@ def read_options(
         command = complete(flags, command)
     except UsageError as error:
         raise UsageError("\n".join([*flags.problems, str(error)])) from error
-    given = flags.given
-    for flag, remedy in _REFUSED.items():
-        if flag in given:
-            flags.add_error(f"{flag} is not for edlrun: {remedy}")
+    _check_refused(flags)
     hosts = _read_hosts(flags, clock)
-    interfaces = tuple(name for name in given.get("--network-interfaces", "").split(",") if name)
+    interfaces = tuple(name for name in flags.given.get("--network-interfaces", "").split(",") if name)
     _check_here(flags, hosts, command, interfaces)
     options = Options(
         command=tuple(command),
         source=hosts.source,
         poll_every_s=hosts.every_s,
         rules=_read_rules(flags, hosts),
-        worker_variables={
-            **read_tunings(flags),
-            **({"EDL_HVD_TAKE_OVER": "1"} if flags.is_on("--take-over") else {}),
-            **_read_teachers(flags),
-        },
+        worker_variables=_read_worker_variables(flags),
         network_interfaces=tuple(dict.fromkeys(interfaces)),
         ssh_port=flags.count("--ssh-port", least=1, most=65535),
         ssh_identity_file=flags.readable_file("--ssh-identity-file", "a private key"),
@@ -180,11 +173,27 @@ def read_options(
         resume=flags.is_on("--resume"),
         is_damped=hosts.is_damped,
         preflight=_read_preflight(flags),
-        given=dict(given),
+        given=dict(flags.given),
     )
     if flags.problems:
         raise UsageError("\n".join(flags.problems))
     return options
+
+
+def _check_refused(flags: FlagReader) -> None:
+    """Look for flags of ``horovodrun`` that mean nothing here."""
+    for flag, remedy in _REFUSED.items():
+        if flag in flags.given:
+            flags.add_error(f"{flag} is not for edlrun: {remedy}")
+
+
+def _read_worker_variables(flags: FlagReader) -> Mapping[str, str]:
+    """The variables that are added to the environment of the workers."""
+    return {
+        **read_tunings(flags),
+        **({"EDL_HVD_TAKE_OVER": "1"} if flags.is_on("--take-over") else {}),
+        **_read_teachers(flags),
+    }
 
 
 def _read_port(flags: FlagReader, flag: str) -> str | None:

@@ -7,6 +7,7 @@ next arrival or end, and the policy decides at the first multiple of the period 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -158,31 +159,28 @@ def play_recorded(
         InternalError: The policy gave more than there is, or starves the jobs.
     """
     shapes = prepared(policy, workload.jobs, setting)
-    coming = [RunningJob(job, setting.cost) for job in workload.jobs]
-    last_s = float(workload.jobs[-1].time_s)
+    jobs = [RunningJob(job, setting.cost) for job in workload.jobs]
+    coming, last_s = deque(jobs), float(workload.jobs[-1].time_s)
     active: dict[str, RunningJob] = {}
     holds: dict[str, Allocation] = {}
-    ends: list[tuple[float, str]] = []
-    end_of: dict[str, float] = {}
-    place, decisions, idle, now_s, used_gpu_s = 0, 0, 0, 0.0, 0.0
-    while place < len(coming) or active:
-        while ends and end_of.get(ends[0][1]) != ends[0][0]:
-            heappop(ends)
-        due_s = min(ends[0][0] if ends else math.inf, now_s + longest_s if active else math.inf)
-        if place < len(coming):
-            due_s = min(due_s, coming[place].submitted.time_s)
+    ends = _Ends()
+    decisions, idle, now_s, used_gpu_s = 0, 0, 0.0, 0.0
+    while coming or active:
+        comes_s = coming[0].submitted.time_s if coming else math.inf
+        due_s = min(comes_s, ends.first_s(), now_s + longest_s if active else math.inf)
         if due_s == math.inf:
             raise InternalError(f"policy {policy.name} gives nothing to {len(active)} jobs")
         before_s, now_s = now_s, max(now_s + setting.period_s, math.ceil(due_s / setting.period_s) * setting.period_s)
         seconds = max(0.0, min(now_s, last_s) - before_s)
         used_gpu_s += seconds * sum(job.held for job in active.values())
-        while place < len(coming) and coming[place].submitted.time_s <= now_s:
-            active[coming[place].name] = coming[place]
-            place += 1
+        while coming and coming[0].submitted.time_s <= now_s:
+            newcomer = coming.popleft()
+            active[newcomer.name] = newcomer
         for job in active.values():
             job.advance(now_s)
         for name in [name for name, job in active.items() if job.ended_s is not None]:
-            del active[name], end_of[name], holds[name]
+            del active[name], holds[name]
+            ends.forget(name)
         if not active:
             continue
         decisions += 1
@@ -193,19 +191,46 @@ def play_recorded(
         idle = 0 if given else idle + 1
         if idle > _TURNS_WITHOUT_GPUS:
             raise InternalError(f"policy {policy.name} gives nothing to {len(active)} jobs")
-        for name, job in active.items():
-            hosts = given.get(name, {})
-            if hosts is not job.hosts and hosts != job.hosts:
-                job.give(hosts, now_s)
-                end_of[name] = job.end_s()
-                if hosts:
-                    heappush(ends, (end_of[name], name))
+        _give(given, active, now_s, ends)
         holds = {name: given[name] for name in active if name in given}
-        tell(place - len(active), len(coming))
-    accounts = tuple(_account(job) for job in coming)
+        tell(len(jobs) - len(coming) - len(active), len(jobs))
+    accounts = tuple(_account(job) for job in jobs)
     slots = setting.hosts * setting.host_slots
     used = used_gpu_s / (slots * last_s) if last_s else 0.0
     return RecordedPlay(Played(workload.name, policy.name, setting, accounts, (), decisions), used)
+
+
+def _give(given: dict[str, Allocation], active: dict[str, RunningJob], now_s: float, ends: _Ends) -> None:
+    """Change the GPUs of the jobs that a policy gave others than they have."""
+    for name, job in active.items():
+        hosts = given.get(name, {})
+        if hosts is not job.hosts and hosts != job.hosts:
+            job.give(hosts, now_s)
+            ends.expect(job)
+
+
+class _Ends:
+    """When each job would end if nothing is changed. What was expected before a change stays queued, and is skipped."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, float] = {}
+        self._queue: list[tuple[float, str]] = []
+
+    def expect(self, job: RunningJob) -> None:
+        """Take the end of a job that was given other GPUs."""
+        self._of[job.name] = end_s = job.end_s()
+        if end_s < math.inf:
+            heappush(self._queue, (end_s, job.name))
+
+    def forget(self, name: str) -> None:
+        """Leave out a job that has ended."""
+        del self._of[name]
+
+    def first_s(self) -> float:
+        """The earliest end; infinity without any."""
+        while self._queue and self._of.get(self._queue[0][1]) != self._queue[0][0]:
+            heappop(self._queue)
+        return self._queue[0][0] if self._queue else math.inf
 
 
 def _account(job: RunningJob) -> FinishedJob:

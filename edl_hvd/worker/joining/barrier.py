@@ -2,7 +2,7 @@
 
 It is in the key-value store of rank 0. Each member puts its join request there, which is answered when all have come.
 The connection stays open while the world lives. The death of a member closes it, which the others learn in
-milliseconds, whatever Horovod is doing (``key_value_store.py``).
+milliseconds, whatever Horovod is doing (``key_value_protocol.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
 
-from edl_hvd.key_value_store import END, GONE, LEAVE, StoreAddress
+from edl_hvd.key_value_protocol import END, GONE, LEAVE
+from edl_hvd.key_value_store import StoreAddress
 
 _CONNECT_TIMEOUT_S = 5.0
 

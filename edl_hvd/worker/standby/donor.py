@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from edl_hvd.frames import FrameStream
+from edl_hvd.frame_stream import FrameStream
 from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.commits.dirty import TensorVersion, versions_of

@@ -12,8 +12,9 @@ from contextlib import suppress
 
 import torch
 
+from edl_hvd.body_buffers import BodyBuffers
 from edl_hvd.errors import ProtocolError
-from edl_hvd.frames import BodyBuffers, FrameStream
+from edl_hvd.frame_stream import FrameStream
 from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.codec import decode
 from edl_hvd.worker.commits.state_store import StateStore

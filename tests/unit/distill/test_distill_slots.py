@@ -23,7 +23,8 @@ from edl_hvd import body_slots
 from edl_hvd.body_slots import LEAST_BYTES, SlotWriter
 from edl_hvd.distill import DistillLoader, Teachers
 from edl_hvd.errors import ProtocolError
-from edl_hvd.frames import Array, ArrayType, Frame, FrameStream, Limits
+from edl_hvd.frame_stream import FrameStream
+from edl_hvd.frames import Array, ArrayType, Frame, Limits
 
 pytestmark = pytest.mark.distill
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fleet import CLASSES, Fleet, Sums, fleet
 from students import TOKEN, check, make_loader
-from test_distill_frames import malformed
+from test_distill_conversation import malformed
 from waiting import soon
 
 from edl_hvd import proof

@@ -23,7 +23,8 @@ from edl_hvd.distill import Teachers
 from edl_hvd.distill.asking import ask
 from edl_hvd.distill.conversation import Address
 from edl_hvd.errors import NoTeacherError, UsageError
-from edl_hvd.frames import Array, ArrayType, Frame, FrameStream, Limits
+from edl_hvd.frame_stream import FrameStream
+from edl_hvd.frames import Array, ArrayType, Frame, Limits
 from edl_hvd.tls import client_context, server_context, wrap
 
 pytestmark = pytest.mark.distill

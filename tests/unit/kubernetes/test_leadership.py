@@ -13,7 +13,7 @@ from clocks import FakeClock
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError
 from edl_hvd.kubernetes.api import ApiServer
-from edl_hvd.kubernetes.operator import ACT_WITHIN_S, LEASE_S, RENEW_EVERY_S, Leadership
+from edl_hvd.kubernetes.leadership import ACT_WITHIN_S, LEASE_S, RENEW_EVERY_S, Leadership
 
 ROUNDS, THREADS = 20, 8
 

@@ -11,7 +11,8 @@ from waiting import soon
 
 from edl_hvd.kubernetes import operator as operator_module
 from edl_hvd.kubernetes.api import ApiServer
-from edl_hvd.kubernetes.operator import Leadership, Operator
+from edl_hvd.kubernetes.leadership import Leadership
+from edl_hvd.kubernetes.operator import Operator
 
 
 class Quiet(Operator):

@@ -17,7 +17,8 @@ from edl_hvd.cli.metrics_text import operator_metrics
 from edl_hvd.errors import ObjectMissingError, PlatformError
 from edl_hvd.kubernetes.api import ApiServer, ListPage, WatchEvent
 from edl_hvd.kubernetes.informer import ClusterWatch
-from edl_hvd.kubernetes.operator import Leadership, Operator
+from edl_hvd.kubernetes.leadership import Leadership
+from edl_hvd.kubernetes.operator import Operator
 from edl_hvd.kubernetes.snapshot import ClusterSnapshot
 
 

@@ -20,7 +20,8 @@ from waiting import soon
 
 import edl_hvd
 from edl_hvd.errors import ProtocolError
-from edl_hvd.frames import Array, ArrayType, Frame, FrameStream
+from edl_hvd.frame_stream import FrameStream
+from edl_hvd.frames import Array, ArrayType, Frame
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.standby import donor, messages, replica
 from edl_hvd.worker.standby.donor import StateDonor
