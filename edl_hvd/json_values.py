@@ -1,4 +1,4 @@
-"""From a JSON object back to the frozen value of plain fields that was written, each field checked.
+"""A frozen value of plain fields as a JSON object, and back, each field checked.
 
 What a file or a connection says is checked before it is used: a number where a name belongs would fail much later,
 far from the line that is wrong. A field that was renamed is read under both names, see :func:`formerly`.
@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Mapping
+from enum import Enum
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -24,6 +25,13 @@ _LONGEST_SHOWN = 200
 
 # Evaluated once per class: the driver of a large job reads thousands of messages a second.
 _types_of: Callable[[Any], Mapping[str, Any]] = functools.cache(get_type_hints)
+
+
+class TextEnum(Enum):
+    """Base of enums whose members are texts in JSON and in sentences."""
+
+    def __str__(self) -> str:
+        return str(self.value)
 
 
 def formerly(name: str) -> dict[str, str]:
@@ -66,12 +74,21 @@ def renamed(kind: type[Any], fields: Mapping[str, Value]) -> Mapping[str, Value]
     return {names.get(name, name): value for name, value in fields.items()}
 
 
+def as_fields(value: Any) -> dict[str, Any]:
+    """The inverse of :func:`read_fields`: what ``json.dumps`` takes of a dataclass, with the text of each enum."""
+    return dataclasses.asdict(value, dict_factory=_with_texts)
+
+
+def _with_texts(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, TextEnum) else value for name, value in items}
+
+
 def read_fields(kind: type[Value], fields: object) -> Value:
     """A ``kind`` made of a JSON object's fields. Those it has defaults for may be missing, unknown ones may not.
 
     Args:
-        kind: A dataclass whose fields are texts, numbers, truth values, other such dataclasses, tuples of one of
-            these, or ``None``.
+        kind: A dataclass whose fields are texts, numbers, truth values, a :class:`TextEnum`, other such dataclasses,
+            tuples of one of these, or ``None``.
         fields: What ``json.loads`` gave.
 
     Raises:
@@ -129,4 +146,9 @@ def _read(kind: Any, value: object, name: str) -> object:
             return read_fields(kind, value)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from error
+    if isinstance(kind, type) and issubclass(kind, TextEnum):
+        found = next((member for member in kind if member.value == value), None)
+        if found is None:
+            raise UsageError(f"{name} is {show(value)}; expected one of {', '.join(map(str, kind))}")
+        return found
     raise UsageError(f"{name} is {show(value)}; expected {_MEANINGS[kind]}")

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from edl_hvd.driver.status import Status
 from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.messages import FleetView
-from edl_hvd.fleet.state import total
+from edl_hvd.fleet.state import JobPhase, total
 from edl_hvd.kubernetes.operator import DELAY_BOUNDS_S, OperatorView
 from edl_hvd.kubernetes.parsing import epoch_s
 from edl_hvd.kubernetes.snapshot import SeenJob
 from edl_hvd.status_server import Document
 
 _STATES = ("starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping", "ended")
-_PHASES = ("waiting", "starting", "running", "stopping", "stopped", "complete", "failed")
 
 
 def check_prometheus() -> None:
@@ -113,7 +112,7 @@ def fleet_metrics(view: FleetView) -> Document:
     metrics.add("slots_lacking", "Slots that more hosts would be used for", [((), view.lacking)])
     metrics.add("hosts", "Hosts of the source", [((), len(view.hosts))])
     phases = Counter(row.job.phase for row in jobs)
-    metrics.add("jobs", "Jobs by phase", (((name,), phases[name]) for name in _PHASES), ("phase",))
+    metrics.add("jobs", "Jobs by phase", (((str(phase),), phases[phase]) for phase in JobPhase), ("phase",))
 
     def of_jobs(name: str, meaning: str, values: Iterable[float | None], counter: bool = False) -> None:
         samples = (((row.job.name,), value) for row, value in zip(jobs, values, strict=True))
