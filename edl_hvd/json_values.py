@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from edl_hvd.errors import UsageError
 
 Value = TypeVar("Value")
 
 _MEANINGS = {str: "a text", int: "a whole number", bool: "true or false"}
-_FORMER_NAME = "formerly"
+_FORMER_NAME, _FORMER_VALUES = "formerly", "former values"
 _LONGEST_SHOWN = 200
 # A few lines of a terminal.
 
@@ -46,6 +46,18 @@ def formerly(name: str) -> dict[str, str]:
     return {_FORMER_NAME: name}
 
 
+def former_values(values: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
+    """Metadata of a field for which an earlier version wrote these words instead; its files are still read.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Worker:
+    ...     state: Literal["leaving"] = dataclasses.field(metadata=former_values({"going": "leaving"}))
+    >>> read_fields(Worker, {"state": "going"})
+    Worker(state='leaving')
+    """
+    return {_FORMER_VALUES: values}
+
+
 def former_names(kind: Any) -> Mapping[str, str]:
     """Present names of the fields of a dataclass that were renamed, by their former names."""
     return _former_names_of(kind)
@@ -55,6 +67,14 @@ def former_names(kind: Any) -> Mapping[str, str]:
 def _former_names_of(kind: Any) -> Mapping[str, str]:
     fields = dataclasses.fields(kind)
     return {field.metadata[_FORMER_NAME]: field.name for field in fields if _FORMER_NAME in field.metadata}
+
+
+def _find_former_values(kind: Any) -> Mapping[str, Mapping[str, str]]:
+    fields = dataclasses.fields(kind)
+    return {field.name: field.metadata[_FORMER_VALUES] for field in fields if _FORMER_VALUES in field.metadata}
+
+
+_former_values_of: Callable[[Any], Mapping[str, Mapping[str, str]]] = functools.cache(_find_former_values)
 
 
 def renamed(kind: type[Any], fields: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -87,8 +107,8 @@ def read_fields(kind: type[Value], fields: object) -> Value:
     """A ``kind`` made of a JSON object's fields. Those it has defaults for may be missing, unknown ones may not.
 
     Args:
-        kind: A dataclass whose fields are texts, numbers, truth values, a :class:`TextEnum`, other such dataclasses,
-            tuples of one of these, or ``None``.
+        kind: A dataclass whose fields are texts, literal texts, a :class:`TextEnum`, numbers, truth values, other such
+            dataclasses, tuples of one of these, or ``None``.
         fields: What ``json.loads`` gave.
 
     Raises:
@@ -98,6 +118,10 @@ def read_fields(kind: type[Value], fields: object) -> Value:
         raise UsageError(f"{show(fields)} is no {kind.__name__}; expected an object with {_names(kind)}")
     types = _types_of(kind)
     fields = renamed(kind, fields)
+    for name, present in _former_values_of(kind).items():
+        value = fields.get(name)
+        if isinstance(value, str) and value in present:
+            fields = {**fields, name: present[value]}
     for name in fields:
         if name not in types:
             raise UsageError(f"{kind.__name__} has no field {show(name)}; expected {_names(kind)}")
@@ -125,6 +149,16 @@ def show(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} ..."
 
 
+@functools.cache
+def _words_of(kind: Any) -> Mapping[str, object] | None:
+    """What a text stands for where only some are allowed; ``None`` for any other kind of value."""
+    if get_origin(kind) is Literal:
+        return {word: word for word in get_args(kind)}
+    if isinstance(kind, type) and issubclass(kind, TextEnum):
+        return {str(member): member for member in kind}
+    return None
+
+
 def _names(kind: type[Any]) -> str:
     return ", ".join(_types_of(kind)) or "no field"
 
@@ -134,6 +168,10 @@ def _read(kind: Any, value: object, name: str) -> object:
         return read_number(value, name)
     if type(value) is kind:
         return value
+    if (words := _words_of(kind)) is not None:
+        if isinstance(value, str) and value in words:
+            return words[value]
+        raise UsageError(f"{name} is {show(value)}; expected one of {', '.join(map(repr, words))}")
     if get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise UsageError(f"{name} is {show(value)}; expected a list")
@@ -146,9 +184,4 @@ def _read(kind: Any, value: object, name: str) -> object:
             return read_fields(kind, value)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from error
-    if isinstance(kind, type) and issubclass(kind, TextEnum):
-        found = next((member for member in kind if member.value == value), None)
-        if found is None:
-            raise UsageError(f"{name} is {show(value)}; expected one of {', '.join(map(str, kind))}")
-        return found
     raise UsageError(f"{name} is {show(value)}; expected {_MEANINGS[kind]}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import get_args
 
-from edl_hvd.driver.status import Status
+from edl_hvd.driver.status import JobState, Status
 from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.messages import FleetView
 from edl_hvd.fleet.state import JobPhase, total
@@ -13,8 +14,6 @@ from edl_hvd.kubernetes.operator import DELAY_BOUNDS_S, OperatorView
 from edl_hvd.kubernetes.parsing import epoch_s
 from edl_hvd.kubernetes.snapshot import SeenJob
 from edl_hvd.status_server import Document
-
-_STATES = ("starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping", "ended")
 
 
 def check_prometheus() -> None:
@@ -79,8 +78,8 @@ class _Metrics:
 def job_metrics(status: Status) -> Document:
     """How one job stands."""
     progress, work, metrics = status.progress, status.work, _Metrics()
-    metrics.add("state", "1 for the state of the job", (((name,), float(name == status.state)) for name in _STATES),
-                ("state",))  # fmt: skip
+    metrics.add("state", "1 for the state of the job",
+                (((name,), float(name == status.state)) for name in get_args(JobState)), ("state",))  # fmt: skip
     states = Counter(one.state for one in status.workers)
     metrics.add(
         "workers", "Workers by state", (((name,), number) for name, number in sorted(states.items())), ("state",)

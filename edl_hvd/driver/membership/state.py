@@ -18,13 +18,15 @@ import functools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from edl_hvd.driver.membership.events import End
 from edl_hvd.hosts import HostSlots
 from edl_hvd.json_values import formerly
 
-LIVE = ("starting", "ready", "member", "failing", "terminating", "dying")
+SlotState: TypeAlias = Literal["empty", "starting", "ready", "member", "failing", "terminating", "dying"]
+WorldPhase: TypeAlias = Literal["forming", "running", "changing", "broken"]
+LIVE: tuple[SlotState, ...] = ("starting", "ready", "member", "failing", "terminating", "dying")
 _FEW = 4
 # Workers that a sorted list takes in one by one; for more of them it is made anew.
 
@@ -103,7 +105,7 @@ class Slot:
         backoff_s: The pause after the next crash.
     """
 
-    state: str = "empty"
+    state: SlotState = "empty"
     incarnation: int = 0
     since_s: float = 0.0
     started_s: float = 0.0
@@ -121,11 +123,11 @@ EMPTY = Slot()
 
 @dataclass(frozen=True)
 class PublishedWorld:
-    """The last world published. ``phase`` is "forming", "running", "changing" or "broken"."""
+    """The last world published."""
 
     generation: int = 0
     members: tuple[str, ...] = ()
-    phase: str = "broken"
+    phase: WorldPhase = "broken"
     since_s: float = 0.0
     formed: frozenset[str] = frozenset()
 
@@ -179,7 +181,7 @@ class Membership:
     finishing_s: float | None = None
     end: End | None = None
 
-    def having(self, *states: str) -> list[str]:
+    def having(self, *states: SlotState) -> list[str]:
         """Names of the workers in these states, in order."""
         by_state = self._by_state
         if len(states) == 1:
@@ -190,8 +192,8 @@ class Membership:
         return [worker for worker, slot in self.slots.items() if slot.state in states]
 
     @functools.cached_property
-    def _by_state(self) -> Mapping[str, list[str]]:
-        found: dict[str, list[str]] = {}
+    def _by_state(self) -> Mapping[SlotState, list[str]]:
+        found: dict[SlotState, list[str]] = {}
         for worker, slot in self.slots.items():
             if slot.state in found:
                 found[slot.state].append(worker)
@@ -264,8 +266,8 @@ class Membership:
         return after
 
     def _regrouped(
-        self, by_state: Mapping[str, list[str]], before: Mapping[str, Slot], moved: Collection[str]
-    ) -> Mapping[str, list[str]]:
+        self, by_state: Mapping[SlotState, list[str]], before: Mapping[str, Slot], moved: Collection[str]
+    ) -> Mapping[SlotState, list[str]]:
         found = dict(by_state)
         for worker in moved:
             left, entered = before[worker].state, self.slots[worker].state

@@ -57,5 +57,5 @@ def test_a_file_holds_the_words_of_before(word: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["", "Waiting", "runing", None, 1, ["waiting"]])
 def test_another_word_is_no_phase(word: object) -> None:
-    with pytest.raises(UsageError, match=r"FleetJob\.phase is .*; expected one of waiting, starting, "):
+    with pytest.raises(UsageError, match=r"FleetJob\.phase is .*; expected one of 'waiting', 'starting', "):
         read_fields(FleetJob, {**json.loads(json.dumps(as_fields(JOB))), "phase": word})

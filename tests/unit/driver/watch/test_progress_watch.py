@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from fake_heartbeats import FOR_EVER, FakeJob, steps
+from fake_heartbeats import FOR_EVER, FakeJob, FakePhase, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-HANG = ("compute", FOR_EVER)
+HANG: tuple[FakePhase, float] = ("compute", FOR_EVER)
 DAY_S = 24 * 3600.0
 
 
