@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import getpid
 from pathlib import PurePath
 from types import FrameType
@@ -63,6 +63,14 @@ _WRITERS = frozenset(("torch.serialization", "safetensors.torch", "torch.distrib
 
 _COLLECTING = threading.Lock()
 # Held by who switches garbage collection off.
+
+
+@dataclass(frozen=True)
+class StackPlace:
+    """Where a thread stands: line and function of the script, empty if there is none, and its stack."""
+
+    place: str
+    stack: str
 
 
 class Progress:
@@ -140,14 +148,14 @@ class Progress:
             self.collective = ""
             self.enter(before)
 
-    def where(self) -> tuple[str, str]:
-        """Where the thread that waits, or else the main one, stands: line and function of the script, and its stack."""
+    def where(self) -> StackPlace:
+        """Where the thread that waits, or else the main one, stands."""
         frames = current_frames()
         innermost = frames.get(self._waiter) if self.phase == "collective" else None
         innermost = innermost or frames.get(_main_thread())
         place = place_of(innermost)
         # On a GPU backward() runs in a thread of torch's own, in which the script does not show.
-        return place or place_of(frames.get(_main_thread())), stack_of(innermost)
+        return StackPlace(place or place_of(frames.get(_main_thread())), stack_of(innermost))
 
     def beat(self, generation: int) -> Beat:
         """The beat of a worker in the world of this generation. One thread."""

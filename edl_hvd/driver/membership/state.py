@@ -18,7 +18,7 @@ import functools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from edl_hvd.driver.membership.events import End
 from edl_hvd.hosts import HostSlots
@@ -87,6 +87,21 @@ class Rules:
     hosts_are_fixed: bool = False
 
 
+class ScriptError(NamedTuple):
+    """An error of a training function, and the step at which it was raised; a list of both in JSON."""
+
+    step: int
+    error: str
+
+
+@dataclass(frozen=True)
+class RepeatedError:
+    """An error that workers have met one after the other, each as often as it is named."""
+
+    raised: ScriptError
+    workers: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Slot:
     """One worker's place on a host, and the process in it.
@@ -100,7 +115,7 @@ class Slot:
         learning_generation: Generation of the world whose state it was told to take over; 0 for none.
         caught_up_generation: Generation of the world with which it has caught up; 0 for none.
         done: Its training function returned.
-        raised: Step and error of its training function, or ``None``.
+        raised: The error of its training function, or ``None``.
         not_before_s: No new process before this moment.
         backoff_s: The pause after the next crash.
     """
@@ -113,7 +128,7 @@ class Slot:
     learning_generation: int = 0
     caught_up_generation: int = 0
     done: bool = False
-    raised: tuple[int, str] | None = None
+    raised: ScriptError | None = None
     not_before_s: float = 0.0
     backoff_s: float = 0.0
 
@@ -158,8 +173,8 @@ class Membership:
         quarantined: Quarantined hosts, and until when.
         startup_failures: Workers that ended before they were ready, or could not be started on hosts that are fixed,
             while there was no world yet.
-        repeated: Step and error met last, and who met it.
-        script_error: Step and error of the script met last, unless a worker was lost without one since; else ``None``.
+        repeated: The error met last, or ``None``.
+        script_error: The script's own error met last, unless a worker was lost without one since; else ``None``.
         below_min_since_s: Since when there has been no world, or ``None``.
         finishing_s: Since when a worker's training is complete, or ``None``.
         end: How the job ended, or ``None``.
@@ -175,8 +190,8 @@ class Membership:
     failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     quarantined: Mapping[str, float] = field(default_factory=dict)
     startup_failures: int = 0
-    repeated: tuple[int, str, tuple[str, ...]] = (-1, "", ())
-    script_error: tuple[int, str] | None = None
+    repeated: RepeatedError | None = None
+    script_error: ScriptError | None = None
     below_min_since_s: float | None = None
     finishing_s: float | None = None
     end: End | None = None

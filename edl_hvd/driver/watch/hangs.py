@@ -35,7 +35,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from edl_hvd.driver.watch.standstill import Standstill
+from edl_hvd.driver.watch.standstill import Standstill, WaitPlace
 from edl_hvd.protocol import Beat, WorkerPhase
 
 _FLOORS_S: Mapping[WorkerPhase, float] = {"compute": 30.0, "silence": 60.0, "input": 120.0, "commit": 120.0}
@@ -248,7 +248,7 @@ class HangDetector:
         if together_s <= self._collective_timeout_s:
             return None
         step = max(seen.beat.step for seen in present.values())
-        places = {worker: (seen.beat.waits, seen.beat.collective) for worker, seen in present.items()}
+        places = {worker: WaitPlace(seen.beat.waits, seen.beat.collective) for worker, seen in present.items()}
         incarnations = {worker: seen.incarnation for worker, seen in present.items()}
         return Standstill(generation, step, places, incarnations, together_s)
 
