@@ -46,7 +46,7 @@ from edl_hvd.fleet.messages import (  # noqa: E402
     ViewRequest,
     call,
 )
-from edl_hvd.fleet.state import total  # noqa: E402
+from edl_hvd.fleet.state import JobPhase, total  # noqa: E402
 
 SLOTS = 4
 TRAIN = REPOSITORY / "examples" / "cluster" / "train.py"
@@ -140,7 +140,7 @@ class RealFleet:
         waited_s = self.until(
             lambda jobs: (
                 sum(total(row.job.given) for row in jobs.values()) >= least
-                or all(row.job.phase == "complete" for row in jobs.values())
+                or all(row.job.phase is JobPhase.COMPLETE for row in jobs.values())
             )
         )
         self._play.add_event(GIVEN_BACK, waited_s, True)
@@ -155,7 +155,7 @@ class RealFleet:
 
     def add_jobs(self) -> None:
         """Wait for the end of all jobs, and note what each was like."""
-        self.until(lambda jobs: all(row.job.phase == "complete" for row in jobs.values()))
+        self.until(lambda jobs: all(row.job.phase is JobPhase.COMPLETE for row in jobs.values()))
         begin_s = min(row.job.asked_s for row in self.jobs().values())
         for seed, (name, row) in enumerate(self.jobs().items()):
             job, epochs = row.job, self._epochs[name]

@@ -14,13 +14,16 @@ import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import StorageError, UsageError
 from edl_hvd.json_values import formerly, renamed
 
 logger = logging.getLogger(__name__)
+
+StopCause: TypeAlias = Literal["failure", "change", "error"]
+"""Why training stops in a world: a member is lost, the members are to be others, or the script has failed."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,14 @@ class Resized(Event):
     """Training goes on in a new world. Written by its rank 0.
 
     ``downtime_s`` runs on a survivor from the moment the old world stopped training (failure noticed or
-    change agreed) to the moment the user's function runs again. ``cause`` is "failure" or "change".
+    change agreed) to the moment the user's function runs again.
     """
 
     kind: ClassVar[str] = "resized"
     generation: int
     old_size: int
     new_size: int
-    cause: str
+    cause: StopCause
     downtime_s: float = field(metadata=formerly("seconds"))
     step: int
 

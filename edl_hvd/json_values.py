@@ -1,4 +1,4 @@
-"""From a JSON object back to the frozen value of plain fields that was written, each field checked.
+"""A frozen value of plain fields as a JSON object, and back, each field checked.
 
 What a file or a connection says is checked before it is used: a number where a name belongs would fail much later,
 far from the line that is wrong. A field that was renamed is read under both names, see :func:`formerly`.
@@ -10,20 +10,28 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Mapping
+from enum import Enum
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from edl_hvd.errors import UsageError
 
 Value = TypeVar("Value")
 
 _MEANINGS = {str: "a text", int: "a whole number", bool: "true or false"}
-_FORMER_NAME = "formerly"
+_FORMER_NAME, _FORMER_VALUES = "formerly", "former values"
 _LONGEST_SHOWN = 200
 # A few lines of a terminal.
 
 # Evaluated once per class: the driver of a large job reads thousands of messages a second.
 _types_of: Callable[[Any], Mapping[str, Any]] = functools.cache(get_type_hints)
+
+
+class TextEnum(Enum):
+    """Base of enums whose members are texts in JSON and in sentences."""
+
+    def __str__(self) -> str:
+        return str(self.value)
 
 
 def formerly(name: str) -> dict[str, str]:
@@ -38,6 +46,18 @@ def formerly(name: str) -> dict[str, str]:
     return {_FORMER_NAME: name}
 
 
+def former_values(values: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
+    """Metadata of a field for which an earlier version wrote these words instead; its files are still read.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Worker:
+    ...     state: Literal["leaving"] = dataclasses.field(metadata=former_values({"going": "leaving"}))
+    >>> read_fields(Worker, {"state": "going"})
+    Worker(state='leaving')
+    """
+    return {_FORMER_VALUES: values}
+
+
 def former_names(kind: Any) -> Mapping[str, str]:
     """Present names of the fields of a dataclass that were renamed, by their former names."""
     return _former_names_of(kind)
@@ -47,6 +67,14 @@ def former_names(kind: Any) -> Mapping[str, str]:
 def _former_names_of(kind: Any) -> Mapping[str, str]:
     fields = dataclasses.fields(kind)
     return {field.metadata[_FORMER_NAME]: field.name for field in fields if _FORMER_NAME in field.metadata}
+
+
+def _find_former_values(kind: Any) -> Mapping[str, Mapping[str, str]]:
+    fields = dataclasses.fields(kind)
+    return {field.name: field.metadata[_FORMER_VALUES] for field in fields if _FORMER_VALUES in field.metadata}
+
+
+_former_values_of: Callable[[Any], Mapping[str, Mapping[str, str]]] = functools.cache(_find_former_values)
 
 
 def renamed(kind: type[Any], fields: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -66,12 +94,21 @@ def renamed(kind: type[Any], fields: Mapping[str, Value]) -> Mapping[str, Value]
     return {names.get(name, name): value for name, value in fields.items()}
 
 
+def as_fields(value: Any) -> dict[str, Any]:
+    """The inverse of :func:`read_fields`: what ``json.dumps`` takes of a dataclass, with the text of each enum."""
+    return dataclasses.asdict(value, dict_factory=_with_texts)
+
+
+def _with_texts(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, TextEnum) else value for name, value in items}
+
+
 def read_fields(kind: type[Value], fields: object) -> Value:
     """A ``kind`` made of a JSON object's fields. Those it has defaults for may be missing, unknown ones may not.
 
     Args:
-        kind: A dataclass whose fields are texts, numbers, truth values, other such dataclasses, tuples of one of
-            these, or ``None``.
+        kind: A dataclass whose fields are texts, literal texts, a :class:`TextEnum`, numbers, truth values, other such
+            dataclasses, tuples of one of these, or ``None``.
         fields: What ``json.loads`` gave.
 
     Raises:
@@ -81,6 +118,10 @@ def read_fields(kind: type[Value], fields: object) -> Value:
         raise UsageError(f"{show(fields)} is no {kind.__name__}; expected an object with {_names(kind)}")
     types = _types_of(kind)
     fields = renamed(kind, fields)
+    for name, present in _former_values_of(kind).items():
+        value = fields.get(name)
+        if isinstance(value, str) and value in present:
+            fields = {**fields, name: present[value]}
     for name in fields:
         if name not in types:
             raise UsageError(f"{kind.__name__} has no field {show(name)}; expected {_names(kind)}")
@@ -108,6 +149,16 @@ def show(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} ..."
 
 
+@functools.cache
+def _words_of(kind: Any) -> Mapping[str, object] | None:
+    """What a text stands for where only some are allowed; ``None`` for any other kind of value."""
+    if get_origin(kind) is Literal:
+        return {word: word for word in get_args(kind)}
+    if isinstance(kind, type) and issubclass(kind, TextEnum):
+        return {str(member): member for member in kind}
+    return None
+
+
 def _names(kind: type[Any]) -> str:
     return ", ".join(_types_of(kind)) or "no field"
 
@@ -117,6 +168,10 @@ def _read(kind: Any, value: object, name: str) -> object:
         return read_number(value, name)
     if type(value) is kind:
         return value
+    if (words := _words_of(kind)) is not None:
+        if isinstance(value, str) and value in words:
+            return words[value]
+        raise UsageError(f"{name} is {show(value)}; expected one of {', '.join(map(repr, words))}")
     if get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise UsageError(f"{name} is {show(value)}; expected a list")

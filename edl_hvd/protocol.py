@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar, get_args
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from edl_hvd.errors import ProtocolError, UsageError
 from edl_hvd.json_values import formerly, read_fields, show
@@ -33,6 +33,13 @@ class Message:
 MessageT = TypeVar("MessageT", bound=Message)
 Vocabulary: TypeAlias = Mapping[str, type[MessageT]]
 """The messages that one side may send, by the word that each has for ``what``."""
+WorkerPhase: TypeAlias = Literal[
+    "start", "join", "script", "input", "compute", "collective", "commit", "checkpoint", "end",
+    "teachers", "validation", "compile",
+    "silence",
+]  # fmt: skip
+"""What a worker is doing: the phases that it enters, those that it recognises from outside
+(:mod:`edl_hvd.worker.progress`), and the one that its driver sees where nothing comes."""
 
 # --- from a worker to its driver ---
 
@@ -101,7 +108,7 @@ class Beat(Message):
         step: Optimizer steps of the whole run.
         samples: Samples of the whole run.
         saved_step: Step of the newest checkpoint that it knows to be complete; -1 for none.
-        phase: What it is doing, see :mod:`edl_hvd.worker.progress`.
+        phase: What it is doing.
         phase_s: How long it has been doing that.
         compute_s: Seconds that it has spent in phase "compute" since it was started.
         waits: Calls that end only when every member has made them, and that it has come through in this world.
@@ -119,7 +126,7 @@ class Beat(Message):
     step: int
     samples: int
     saved_step: int
-    phase: str
+    phase: WorkerPhase
     phase_s: float
     compute_s: float
     waits: int

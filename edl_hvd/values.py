@@ -6,26 +6,30 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from edl_hvd.errors import SettingsError, UsageError
 
+IntervalUnit: TypeAlias = Literal["seconds", "steps", "samples", "epochs", "scale-invariant steps", "auto"]
+"""Scale-invariant steps are those of schedulers alone; an interval "auto" is chosen while the job runs."""
 _SECONDS = {
     "ms": 1e-3,
     "s": 1, "sec": 1, "second": 1, "seconds": 1,
     "min": 60, "minute": 60, "minutes": 60,
     "h": 3600, "hour": 3600, "hours": 3600,
 }  # fmt: skip
-_COUNTS = {"step": "steps", "steps": "steps", "sample": "samples", "samples": "samples",
-           "epoch": "epochs", "epochs": "epochs"}  # fmt: skip
+_COUNTS: dict[str, IntervalUnit] = {
+    "step": "steps", "steps": "steps", "sample": "samples", "samples": "samples", "epoch": "epochs", "epochs": "epochs",
+}  # fmt: skip
 _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 
 
 @dataclass(frozen=True)
 class Interval:
-    """``count`` of ``unit``; ``unit`` is "seconds", "steps", "samples" or "epochs", or "auto", chosen while it runs."""
+    """``count`` of ``unit``."""
 
     count: float
-    unit: str
+    unit: IntervalUnit
 
     @property
     def is_auto(self) -> bool:

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from edl_hvd.driver.job_folder.files import JobView, look, running_jobs
+from edl_hvd.driver.job_folder.files import JobView, jobs_of_user, look
 
 
 def find_job(path: str | None, flag: str) -> JobView | list[JobView]:
@@ -24,8 +24,8 @@ def find_job(path: str | None, flag: str) -> JobView | list[JobView]:
     if path is not None:
         view = look(Path(path).expanduser().absolute())
         return view if view is not None else refuse(f"{path} is not a job folder; expected one that edlrun made", 1)
-    running, dead = running_jobs()
-    found = running or dead
+    jobs = jobs_of_user()
+    found = [view for view in jobs if view.running] or jobs
     if not found:
         refuse(f"no job of this user runs on this machine; for a job that has ended give its folder as {flag}", 1)
     return found[0] if len(found) == 1 else found

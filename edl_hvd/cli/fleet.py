@@ -7,7 +7,6 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -27,9 +26,10 @@ from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import LONGEST_CLAIM_S
 from edl_hvd.fleet.messages import Agreed, PlanView
 from edl_hvd.fleet.runs import JOBS, last_lines
-from edl_hvd.fleet.state import JobSpec, shown_hosts, total
+from edl_hvd.fleet.state import JobPhase, JobSpec, shown_hosts, total
 from edl_hvd.fleet.store import read_fleet_history
 from edl_hvd.hosts import read_count, with_devices
+from edl_hvd.json_values import as_fields
 from edl_hvd.values import read_seconds
 
 _CLAIM_PRIORITY = 1000
@@ -138,7 +138,7 @@ def list_command(as_json: bool, state_dir: Path) -> None:
     """
     view = view_of(state_dir)
     if as_json:
-        click.echo(json.dumps(asdict(view), indent=2))
+        click.echo(json.dumps(as_fields(view), indent=2))
         return
     console = Console(highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
@@ -188,7 +188,7 @@ def show_command(name: str, as_json: bool, state_dir: Path) -> None:
         ]
     if as_json:
         click.echo(
-            json.dumps({**asdict(row), "history": [{"at_s": at, "text": text} for at, text in history]}, indent=2)
+            json.dumps({**as_fields(row), "history": [{"at_s": at, "text": text} for at, text in history]}, indent=2)
         )
         return
     console = Console(highlight=False, soft_wrap=True)
@@ -201,7 +201,7 @@ def show_command(name: str, as_json: bool, state_dir: Path) -> None:
     console.print()
     for at_s, text in history:
         console.print(f"[dim]{duration(max(0.0, view.now_s - at_s)):>12} ago[/]  {clean(text)}")
-    last = last_lines(state_dir.expanduser() / JOBS / name, _LAST_LINES) if row.job.phase == "failed" else []
+    last = last_lines(state_dir.expanduser() / JOBS / name, _LAST_LINES) if row.job.phase is JobPhase.FAILED else []
     if last:
         console.print("\n[dim]its last output[/]")
     for line in last:
@@ -366,7 +366,7 @@ def plan_command(hosts: str | None, jobs: Sequence[str], claims: Sequence[str], 
         refuse(str(error), WRONG)
     view = ask(state_dir, request, PlanView)
     if as_json:
-        click.echo(json.dumps(asdict(view), indent=2))
+        click.echo(json.dumps(as_fields(view), indent=2))
         return
     console = Console(highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))

@@ -82,7 +82,7 @@ def serve_command(
             asyncio.run(keeper.run())
     except UsageError as error:
         refuse(str(error), WRONG)
-    left = sum(job.phase in ("starting", "running", "stopping") for job in keeper.fleet.jobs.values())
+    left = sum(job.phase.is_alive for job in keeper.fleet.jobs.values())
     click.echo(f"the daemon ends; {count(left, 'job')} {'goes' if left == 1 else 'go'} on")
 
 

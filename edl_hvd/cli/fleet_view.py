@@ -7,7 +7,7 @@ from pathlib import Path
 from edl_hvd.cli.formatting import clean, count, duration, pace
 from edl_hvd.fleet.messages import JobRow
 from edl_hvd.fleet.runs import JOBS, OUTPUT
-from edl_hvd.fleet.state import FleetJob, HeldClaim, shown_hosts, total
+from edl_hvd.fleet.state import FleetJob, HeldClaim, JobPhase, shown_hosts, total
 
 _COLOURS = {"complete": "green", "failed": "bold red", "training": "green", "stopped": "dim"}
 
@@ -15,11 +15,11 @@ _COLOURS = {"complete": "green", "failed": "bold red", "training": "green", "sto
 def state_of(row: JobRow) -> str:
     """The state of a job in one or two words."""
     job = row.job
-    if job.phase == "running":
+    if job.phase is JobPhase.RUNNING:
         return {"training": "training", "finishing": "training"}.get(row.progress.state, "starting")
-    if job.phase == "waiting":
+    if job.phase is JobPhase.WAITING:
         return "waiting" if job.run == 0 else "preempted" if job.preemptions and not job.failures else "waiting again"
-    return {"stopping": "saving"}.get(job.phase, job.phase)
+    return "saving" if job.phase is JobPhase.STOPPING else str(job.phase)
 
 
 def job_cells(row: JobRow) -> list[str]:

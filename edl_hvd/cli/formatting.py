@@ -6,9 +6,13 @@ from collections.abc import Iterable
 
 from rich.markup import escape
 
-from edl_hvd.driver.status import Shortage, Status, TrainingProgress
+from edl_hvd.driver.status import JobState, Shortage, Status, TrainingProgress
 
 SEPARATOR = " · "
+_STATES_IN_WORDS: dict[JobState, str] = {
+    "starting": "waiting for workers", "waiting": "waiting for workers", "changing": "changing its workers",
+}  # fmt: skip
+# Other states are their own words.
 
 
 def count(number: int, noun: str) -> str:
@@ -67,16 +71,7 @@ def checkpoint(progress: TrainingProgress) -> str:
 
 def state(status: Status) -> str:
     """The state of a job, in one or two words."""
-    return {
-        "starting": "waiting for workers",
-        "training": "training",
-        "changing": "changing its workers",
-        "regrouping": "regrouping",
-        "waiting": "waiting for workers",
-        "finishing": "finishing",
-        "stopping": "stopping",
-        "ended": "ended",
-    }.get(status.state, status.state)
+    return _STATES_IN_WORDS.get(status.state, status.state)
 
 
 def shortage(short: Shortage) -> list[str]:

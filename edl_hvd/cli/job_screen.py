@@ -23,14 +23,14 @@ from edl_hvd.driver.membership.events import (
     QuarantineHost,
     Spawn,
 )
-from edl_hvd.driver.status import Status
+from edl_hvd.driver.status import JobState, Status
 from edl_hvd.protocol import Beat
 from edl_hvd.settings import process_environment
 
 _SUCCESS, _FAILURE = 0, 1
 _BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"
 _MARK = "● "
-_COLOURS = {"training": _GREEN, "finishing": _GREEN, "changing": _CYAN, "regrouping": _CYAN}
+_COLOURS: dict[JobState, str] = {"training": _GREEN, "finishing": _GREEN, "changing": _CYAN, "regrouping": _CYAN}
 
 
 class JobScreen:

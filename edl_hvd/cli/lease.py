@@ -9,7 +9,7 @@ import threading
 
 import click
 
-from edl_hvd.discovery.leasing import EVERY_S, HeldLease
+from edl_hvd.discovery.leasing import EVERY_S, HeldHostLease
 from edl_hvd.errors import StorageError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.values import read_seconds
@@ -42,7 +42,8 @@ def lease_command(url: str, host: str | None, slots: int, every: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: ending.set())
     try:
-        lease = HeldLease(url, HostSlots(host or socket.gethostname(), slots), read_seconds("--every", every), report)
+        own = HostSlots(host or socket.gethostname(), slots)
+        lease = HeldHostLease(url, own, read_seconds("--every", every), report)
     except UsageError as error:
         click.echo(f"edl-hvd lease: {error}", err=True)
         sys.exit(WRONG_ARGUMENTS)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import get_args
 
-from edl_hvd.driver.status import Status
+from edl_hvd.driver.status import JobState, Status
 from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.messages import FleetView
-from edl_hvd.fleet.state import total
+from edl_hvd.fleet.state import JobPhase, total
 from edl_hvd.kubernetes.action_runner import DELAY_BOUNDS_S
 from edl_hvd.kubernetes.operator import OperatorView
 from edl_hvd.kubernetes.parsing import epoch_s
 from edl_hvd.kubernetes.snapshot import SeenJob
 from edl_hvd.status_server import Document
-
-_STATES = ("starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping", "ended")
-_PHASES = ("waiting", "starting", "running", "stopping", "stopped", "complete", "failed")
 
 
 def check_prometheus() -> None:
@@ -81,8 +79,8 @@ class _Metrics:
 def job_metrics(status: Status) -> Document:
     """How one job stands."""
     progress, work, metrics = status.progress, status.work, _Metrics()
-    metrics.add("state", "1 for the state of the job", (((name,), float(name == status.state)) for name in _STATES),
-                ("state",))  # fmt: skip
+    metrics.add("state", "1 for the state of the job",
+                (((name,), float(name == status.state)) for name in get_args(JobState)), ("state",))  # fmt: skip
     states = Counter(one.state for one in status.workers)
     metrics.add(
         "workers", "Workers by state", (((name,), number) for name, number in sorted(states.items())), ("state",)
@@ -114,7 +112,7 @@ def fleet_metrics(view: FleetView) -> Document:
     metrics.add("slots_lacking", "Slots that more hosts would be used for", [((), view.lacking)])
     metrics.add("hosts", "Hosts of the source", [((), len(view.hosts))])
     phases = Counter(row.job.phase for row in jobs)
-    metrics.add("jobs", "Jobs by phase", (((name,), phases[name]) for name in _PHASES), ("phase",))
+    metrics.add("jobs", "Jobs by phase", (((str(phase),), phases[phase]) for phase in JobPhase), ("phase",))
 
     def of_jobs(name: str, meaning: str, values: Iterable[float | None], counter: bool = False) -> None:
         samples = (((row.job.name,), value) for row, value in zip(jobs, values, strict=True))

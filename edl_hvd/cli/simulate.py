@@ -59,8 +59,8 @@ class Every(click.ParamType):
         try:
             interval = Interval.parse_or_auto(value)
         except UsageError:
-            interval = Interval(0, "")
-        if interval.unit not in ("seconds", "auto"):
+            interval = None
+        if interval is None or interval.unit not in ("seconds", "auto"):
             self.fail(f"{value!r} is no time; expected one such as '10min', or 'auto'", parameter, context)
         return interval
 

@@ -20,14 +20,14 @@ from edl_hvd.cli.formatting import checkpoint, count, duration, join, pace, shor
 from edl_hvd.driver.job_folder.claim import format_time
 from edl_hvd.driver.job_folder.files import JobView, look
 from edl_hvd.driver.membership.state import host_of
-from edl_hvd.driver.status import Countdown, Status, WorkerStatus
+from edl_hvd.driver.status import Countdown, Status, WorkerState, WorkerStatus
 from edl_hvd.stage_times import StageTimes
 from edl_hvd.teacher_counts import TeacherCounts
 
 _OLD_S = 5.0
 # A status is written every second; the age of an older one is shown.
 _SHOWN_PHASE_S = 1.0
-_SLOT_STATES = {
+_SLOT_STATES: dict[WorkerState, str] = {
     "starting": "starting",
     "ready": "ready",
     "member": "training",
@@ -237,7 +237,7 @@ def _cells(one: WorkerStatus, age_s: float) -> list[str]:
     phase = one.phase
     if phase and one.phase_s >= _SHOWN_PHASE_S:
         phase += f" for {duration(one.phase_s)}"
-    state = _SLOT_STATES.get(one.state, one.state)
+    state = _SLOT_STATES[one.state]
     if one.starts_in_s is not None:
         state += f", starts in {duration(math.ceil(one.starts_in_s))}"
     beat = "" if one.beat_age_s is None else f"{one.beat_age_s + age_s:.1f} s ago"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from edl_hvd.errors import UsageError
 
@@ -84,10 +84,10 @@ class UnionOf:
 
 @dataclass(frozen=True)
 class Count:
-    """A number of "slots" or "hosts"."""
+    """A number of slots or of hosts."""
 
     number: int
-    unit: str = "slots"
+    unit: Literal["slots", "hosts"] = "slots"
 
     def __str__(self) -> str:
         return f"{self.number}" + f" {self.unit}" * (self.unit != "slots")

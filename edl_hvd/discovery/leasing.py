@@ -19,7 +19,7 @@ EVERY_S = 2.0
 _CLOSE_S = 10.0
 
 
-class HeldLease:
+class HeldHostLease:
     """A lease that is held until it is closed. Making it blocks until it is written for the first time.
 
     Older leases of the same host, as a host leaves them that is lost and comes back, are removed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from edl_hvd import proof
 from edl_hvd.body_slots import SlotWriter
@@ -13,6 +14,8 @@ from edl_hvd.errors import ProtocolError
 from edl_hvd.frame_stream import FrameStream
 from edl_hvd.frames import Array, ArrayType, Frame, Limits
 
+CallStage: TypeAlias = Literal["connecting", "nonce", "proof", "waiting", "teaching", "ready"]
+"""What is awaited next; "waiting": the hello that this side is to say."""
 _TEACHING_S = 120.0
 # A teacher that computes for others answers a hello after that.
 
@@ -47,7 +50,7 @@ class Call:
         now_s: Now.
 
     Attributes:
-        stage: "connecting", "nonce", "proof", "waiting" (no hello was said yet), "teaching" or "ready".
+        stage: How far it has come.
         deadline_s: When the present stage has taken too long; ``None``: never.
         is_leaving: Whether the teacher has said that it leaves.
         teaching: What it says of itself, once it is ready.
@@ -56,7 +59,7 @@ class Call:
 
     def __init__(self, address: Address, stream: FrameStream, slots: SlotWriter, now_s: float) -> None:
         self.address, self.stream, self._slots = address, stream, slots
-        self.stage = "connecting"
+        self.stage: CallStage = "connecting"
         self.deadline_s: float | None = now_s + say.PROOF_S
         self.is_leaving = False
         self.needs_write = True

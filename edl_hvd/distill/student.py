@@ -6,6 +6,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 from edl_hvd import proof
 from edl_hvd.distill import conversation as say
@@ -13,6 +14,9 @@ from edl_hvd.distill.conversation import Message, decode, encode
 from edl_hvd.errors import EdlHvdError, ProtocolError
 from edl_hvd.frame_stream import FrameStream
 from edl_hvd.frames import Frame, Limits
+
+StudentStage: TypeAlias = Literal["nonce", "proof", "hello", "introduced", "ready", "refused"]
+"""What is awaited next; "introduced": the end of the probe."""
 
 
 class Student:
@@ -25,7 +29,7 @@ class Student:
         token: Gives the token.
 
     Attributes:
-        stage: "nonce", "proof", "hello", "introduced" (the probe runs), "ready" or "refused".
+        stage: How far it has come.
         deadline_s: When the present stage has taken too long; 0: never.
         hello: What the student is going to send, once it has said so.
         wants: Moments at which a task was asked for and none has come.
@@ -35,7 +39,8 @@ class Student:
 
     def __init__(self, number: int, stream: FrameStream, peer: str, token: Callable[[], str]) -> None:
         self.number, self.stream, self.peer, self._token = number, stream, peer, token
-        self.stage, self.deadline_s = "nonce", time.monotonic() + say.PROOF_S
+        self.stage: StudentStage = "nonce"
+        self.deadline_s = time.monotonic() + say.PROOF_S
         self.hello: say.Hello | None = None
         self.wants: deque[float] = deque()
         self.fault = ""

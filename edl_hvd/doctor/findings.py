@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
-OK = "ok"
-MISSING = "missing"
-ADVICE = "advice"
+CheckVerdict: TypeAlias = Literal["ok", "missing", "advice"]
+OK: Final = "ok"
+MISSING: Final = "missing"
+ADVICE: Final = "advice"
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,6 @@ class CheckResult:
 
     group: str
     subject: str
-    verdict: str
+    verdict: CheckVerdict
     found: str
     fix: str = ""

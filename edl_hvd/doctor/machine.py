@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edl_hvd.build import tools
-from edl_hvd.doctor.findings import ADVICE, MISSING, OK, CheckResult
+from edl_hvd.doctor.findings import ADVICE, MISSING, OK, CheckResult, CheckVerdict
 
 _TOOLS = "Tools"
 _NETWORK = "Network"
@@ -21,8 +21,8 @@ _INTERNAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "kube", "tun", 
 
 def check_tools(environ: Mapping[str, str], horovod_works: bool) -> list[CheckResult]:
     """What building Horovod needs, which is required only while there is no working Horovod, and ssh."""
-    lack = ADVICE if horovod_works else MISSING
-    found = (
+    lack: CheckVerdict = ADVICE if horovod_works else MISSING
+    found: tuple[tuple[str, tools.Tool | None, str, CheckVerdict], ...] = (
         ("C++ compiler", tools.find_compiler(environ), "apt-get install g++, or set CXX", lack),
         ("make", tools.find_tool(["make", "gmake"], environ), "apt-get install make", lack),
         ("CMake", tools.find_cmake(environ), "pip install 'edl-hvd[build-horovod]'", lack),
@@ -38,7 +38,7 @@ def check_tools(environ: Mapping[str, str], horovod_works: bool) -> list[CheckRe
     return [*findings, check_headers(lack), check_ssh(environ)]
 
 
-def check_headers(lack: str) -> CheckResult:
+def check_headers(lack: CheckVerdict) -> CheckResult:
     header = tools.python_header()
     if header.is_file():
         return CheckResult(_TOOLS, "Python.h", OK, str(header))

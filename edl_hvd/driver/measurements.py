@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from edl_hvd.errors import UsageError
 from edl_hvd.planning.values import Curve
-from edl_hvd.protocol import Beat
+from edl_hvd.protocol import Beat, WorkerPhase
 from edl_hvd.rescale.curve import throughput_by_size
 from edl_hvd.timings import SHARED_TIMINGS, Timing, pooled, with_timing
 from edl_hvd.work_report import WorkReport
@@ -24,7 +24,7 @@ _SETTLE_S = 2.0
 # A new process reads its first batches, and compiles.
 _WINDOW_S = 5.0
 _LEAST_STEPS = 3
-_TRAINS = ("compute", "input", "collective", "commit")
+_TRAINS: tuple[WorkerPhase, ...] = ("compute", "input", "collective", "commit")
 _CHANGES = 9
 _KEPT_TIMINGS = 64
 

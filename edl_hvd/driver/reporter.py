@@ -14,7 +14,7 @@ from edl_hvd.driver.measurements import Measurements, WorkStatus, work_left, wor
 from edl_hvd.driver.membership.events import Action, End, Exited, MembershipEvent, Tick
 from edl_hvd.driver.membership.state import host_of
 from edl_hvd.driver.preflight.gate import Gate
-from edl_hvd.driver.status import Countdown, LastHeartbeat, ProcessIdentity, Status, Throughput, describe
+from edl_hvd.driver.status import LastHeartbeat, ProcessIdentity, Status, Throughput, describe
 from edl_hvd.process_identity import start_token
 from edl_hvd.protocol import Beat
 from edl_hvd.timings import Timing
@@ -201,11 +201,10 @@ class Reporter:
         )
         self._find(job.processes)
         status = describe(job.membership, now_s, self._clock.wall_s(), progress, self._heartbeats, self._processes)
-        left_out = self._gate.rejected.items() if self._gate is not None else ()
+        rejected = self._gate.rejected if self._gate is not None else ()
         left, change_s = work_left(self._measurements.work), self._measurements.change_s
         status = replace(status, work=replace(self._work, left=left, change_s=change_s))
-        kept_out = tuple(Countdown(host, round(seconds, 3), fault) for host, (fault, seconds) in left_out)
-        return replace(status, quarantined=status.quarantined + kept_out)
+        return replace(status, quarantined=status.quarantined + rejected)
 
     def _find(self, pids: Mapping[str, int]) -> None:
         """A process's mark does not change, and costs two files to read."""

@@ -6,22 +6,30 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from edl_hvd.driver.measurements import WorkStatus
 from edl_hvd.driver.membership.events import End
-from edl_hvd.driver.membership.state import Membership, host_of
+from edl_hvd.driver.membership.state import Membership, SlotState, WorldPhase, host_of
 from edl_hvd.hosts import HostSlots
 from edl_hvd.job_report import JobReport
-from edl_hvd.json_values import formerly
+from edl_hvd.json_values import former_values, formerly
 from edl_hvd.protocol import Beat
 from edl_hvd.teacher_counts import TeacherCounts, combine
 
 _THROUGHPUT_WINDOW_S = 10.0
 # Long enough to even out steps, short enough to show a change of the world.
-_FORMER_STATES = {"dismissed": "terminating"}
-# As an earlier version wrote them into status files.
 _NOT_YET_S = 0.5
 # The membership forgets each turn that workers are missing, as long as enough are on their way.
+
+JobState: TypeAlias = Literal[
+    "starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping", "ended"
+]
+WorkerState: TypeAlias = Literal[SlotState, "orphaned"]
+"""That of a worker's slot; "orphaned" for a process that an earlier, killed ``edlrun`` has left."""
+_STATE_OF_WORLD: Mapping[WorldPhase, JobState] = {
+    "forming": "regrouping", "running": "training", "changing": "changing", "broken": "regrouping",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class WorkerStatus:
 
     Attributes:
         worker: The slot, as ``host:slot``.
-        state: As in ``membership.state.Slot``; "orphaned" for a process that an earlier, killed ``edlrun`` has left.
+        state: State of the slot, or that it is none of this ``edlrun``'s.
         rank: In the present world, if it is a member.
         incarnation: Counts the processes of the slot.
         pid: Of its process on the driver's machine: the worker, or the ssh that leads to it.
@@ -43,7 +51,7 @@ class WorkerStatus:
     """
 
     worker: str
-    state: str
+    state: WorkerState = field(metadata=former_values({"dismissed": "terminating"}))
     rank: int | None = None
     incarnation: int = field(default=0, metadata=formerly("life"))
     pid: int | None = None
@@ -53,9 +61,6 @@ class WorkerStatus:
     phase_s: float = 0.0
     beat_age_s: float | None = None
     starts_in_s: float | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "state", _FORMER_STATES.get(self.state, self.state))
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class Status:
 
     Attributes:
         at_s: The moment, in seconds since the epoch.
-        state: "starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping" or "ended".
+        state: What it is doing.
         generation: Of the present or last world; 0 before the first.
         size: Its members.
         progress: How far the training is.
@@ -125,7 +130,7 @@ class Status:
     """
 
     at_s: float = field(metadata=formerly("at"))
-    state: str
+    state: JobState
     generation: int = 0
     size: int = 0
     progress: TrainingProgress = field(default=TrainingProgress(), metadata=formerly("figures"))
@@ -214,7 +219,7 @@ def describe(
     )
 
 
-def _state(membership: Membership) -> str:
+def _state(membership: Membership) -> JobState:
     world = membership.world
     if membership.end is not None:
         return "ended"
@@ -226,7 +231,7 @@ def _state(membership: Membership) -> str:
     if world.generation == 0:
         return "starting"
     if membership.having("member"):
-        return {"running": "training", "changing": "changing"}.get(world.phase, "regrouping")
+        return _STATE_OF_WORLD[world.phase]
     return "waiting"
 
 

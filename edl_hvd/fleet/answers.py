@@ -11,7 +11,7 @@ from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.events import FleetEvent
 from edl_hvd.fleet.messages import REQUESTS, Agreed, FleetReply, FleetRequest, PlannedShare, PlanView, Refused
 from edl_hvd.fleet.planned import planned, unit_of
-from edl_hvd.fleet.state import ENDED, MOST_WORKERS, Fleet, FleetJob, HeldClaim, JobSpec, total
+from edl_hvd.fleet.state import MOST_WORKERS, Fleet, FleetJob, HeldClaim, JobPhase, JobSpec, total
 from edl_hvd.json_values import read_fields, show
 
 LONGEST_CLAIM_S = 366 * 86_400.0
@@ -85,7 +85,7 @@ def _change(
     name = job.name
     match request:
         case messages.ScaleRequest(_, most):
-            if job.phase in ENDED:
+            if job.phase.is_ended:
                 return _refuse(f"job {name} is {job.phase}, so it gets no slots; submit another")
             if not job.spec.least <= most <= MOST_WORKERS:
                 return _refuse(
@@ -94,18 +94,18 @@ def _change(
                 )
             return Verdict(Agreed(f"{name} gets at most {most} slots"), events.JobScaled(name, most))
         case messages.StopRequest():
-            if job.phase in ENDED or job.phase == "stopped":
+            if job.phase.is_at_rest:
                 return _refuse(f"job {name} is {job.phase} already; see 'edl-hvd fleet show {name}'")
-            how = "is stopped" if job.phase == "waiting" else "saves a checkpoint and stops"
+            how = "is stopped" if job.phase is JobPhase.WAITING else "saves a checkpoint and stops"
             return Verdict(Agreed(f"{name} {how}; go on with: edl-hvd fleet resume {name}"), events.JobStopAsked(name))
         case messages.ResumeRequest():
-            if job.phase in ("stopped", "failed") or (job.phase == "stopping" and job.is_stop_asked):
+            if job.phase.can_resume or (job.phase is JobPhase.STOPPING and job.is_stop_asked):
                 return Verdict(Agreed(f"{name} goes on as soon as there is room"), events.JobResumeAsked(name))
             return _refuse(f"job {name} is {job.phase}; expected one that was stopped or has failed")
         case messages.DeleteRequest():
             if job.has_left:
                 return Verdict(Agreed(f"{name} is deleted"), events.JobDeleted(name))
-            if job.phase in (*ENDED, "stopped"):
+            if job.phase.is_at_rest:
                 return _refuse(f"job {name} is {job.phase}, and some of its workers are still ending; try again")
             return _refuse(f"job {name} is {job.phase}; stop it first: edl-hvd fleet stop {name}")
 

@@ -13,7 +13,6 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,10 @@ from edl_hvd.fleet.events import FleetAction, FleetEvent
 from edl_hvd.fleet.messages import FleetReply, FleetView, JobProgress, JobRow, Refused, word_of
 from edl_hvd.fleet.planned import members_of
 from edl_hvd.fleet.runs import JOBS, Runs, RunView
-from edl_hvd.fleet.state import ALIVE, Fleet, FleetJob, FleetRules, total
+from edl_hvd.fleet.state import Fleet, FleetJob, FleetRules, JobPhase, total
 from edl_hvd.fleet.store import FILE, FleetStore
 from edl_hvd.fleet.turn import free_slots, turn
+from edl_hvd.json_values import as_fields
 from edl_hvd.planning.family import shared_timings
 from edl_hvd.process_identity import start_token
 
@@ -244,7 +244,7 @@ class Keeper:
 
     def _write_hosts(self, name: str) -> None:
         job = self.fleet.jobs[name]
-        if not job.given or job.phase not in ALIVE:
+        if not job.given or not job.phase.is_alive:
             self._unwritten.discard(name)
             return
         try:
@@ -261,10 +261,10 @@ class Keeper:
         for name in self.fleet.removing:
             self._remove(name)
         for job in self.fleet.jobs.values():
-            if job.phase not in ALIVE:
+            if not job.phase.is_alive:
                 continue
             if not job.pid:
-                if job.phase == "starting":
+                if job.phase is JobPhase.STARTING:
                     self._start(job)
                 else:
                     self.handle(events.RunEnded(job.name, None, "it had not started", job.known_step))
@@ -276,7 +276,7 @@ class Keeper:
             self._write_hosts(job.name)
             status = self._runs.view(job).status
             # A second signal would end it at once, without a checkpoint.
-            if job.phase == "stopping" and (status is None or status.state != "stopping"):
+            if job.phase is JobPhase.STOPPING and (status is None or status.state != "stopping"):
                 self._runs.signal(job, signal.SIGTERM)
 
     # --- how jobs stand ---
@@ -322,7 +322,7 @@ class Keeper:
 
     def _take(self, line: bytes) -> Mapping[str, Any]:
         reply = self._answer(line)
-        return {"what": word_of(reply), **asdict(reply)}
+        return {"what": word_of(reply), **as_fields(reply)}
 
     def _answer(self, line: bytes) -> FleetReply:
         request = read_request(line)
@@ -366,7 +366,7 @@ class Keeper:
         status = view.status
         if status is None:
             return JobProgress(step=job.known_step)
-        progress, is_alive = status.progress, job.phase in ALIVE
+        progress, is_alive = status.progress, job.phase.is_alive
         goodput = job.curve.at(total(job.given)) if job.curve is not None else 0.0
         left = job.left if status.work.left is None else status.work.left
         return JobProgress(

@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from edl_hvd.driver.job_folder.requests import ask
+from edl_hvd.driver.status import JobState
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.fleet.state import FleetJob, HeldClaim, JobSpec
 from edl_hvd.hosts import HostSlots
@@ -144,7 +145,7 @@ class JobProgress:
         left_s: Seconds until its end at the present pace; ``None`` if that is not known.
     """
 
-    state: str = ""
+    state: Literal[JobState, ""] = ""
     workers: int = 0
     step: int = -1
     samples_per_s: float | None = None
@@ -196,7 +197,7 @@ class PlannedShare:
 
     Attributes:
         name: Name of the job or claim.
-        kind: "job" or "claim".
+        kind: Which of both it is.
         has: Slots that it has.
         gets: Slots that it would get.
         hosts: Where.
@@ -204,7 +205,7 @@ class PlannedShare:
     """
 
     name: str
-    kind: str
+    kind: Literal["job", "claim"]
     has: int
     gets: int
     hosts: tuple[HostSlots, ...]

@@ -39,7 +39,7 @@ def asks_of(fleet: Fleet, now_s: float) -> tuple[JobAsk, ...]:
     """What each job asks for that wants slots now."""
     unit = unit_of(fleet)
     curves = _family_curves(fleet)
-    wanted = (job for job in fleet.jobs.values() if job.wants_slots and job.not_before_s <= now_s)
+    wanted = (job for job in fleet.jobs.values() if job.phase.wants_slots and job.not_before_s <= now_s)
     return tuple(_ask(job, unit, now_s, curves) for job in wanted)
 
 

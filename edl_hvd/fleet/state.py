@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots, shown
+from edl_hvd.json_values import TextEnum
 from edl_hvd.planning.values import Curve, PlanRules, QueueRule
 from edl_hvd.timings import Timing
 
@@ -27,8 +28,6 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _HIGHEST_PRIORITY = 1_000_000_000
 # Kubernetes' bound for the priorities of users.
-ENDED = ("complete", "failed")
-ALIVE = ("starting", "running", "stopping")
 
 
 def check_name(name: str, what: str) -> None:
@@ -117,6 +116,48 @@ class JobSpec:
             raise UsageError(f"variable {shown(wrong)} of job {self.name} is not usable; expected NAME=VALUE")
 
 
+class JobPhase(TextEnum):
+    """Where a job of the fleet is between its submission and its end."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its ``edlrun`` runs, or is about to."""
+        return self.keeps_slots or self is JobPhase.STOPPING
+
+    @property
+    def keeps_slots(self) -> bool:
+        """Whether it is alive and nobody has told it to stop."""
+        return self is JobPhase.STARTING or self is JobPhase.RUNNING
+
+    @property
+    def wants_slots(self) -> bool:
+        """Whether the planner is to give it slots."""
+        return self.keeps_slots or self is JobPhase.WAITING
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self is JobPhase.COMPLETE or self is JobPhase.FAILED
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it has ended, or was stopped by its user."""
+        return self.is_ended or self is JobPhase.STOPPED
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether its user can let it go on."""
+        return self is JobPhase.STOPPED or self is JobPhase.FAILED
+
+
 @dataclass(frozen=True)
 class FleetJob:
     """A job of the fleet.
@@ -124,7 +165,7 @@ class FleetJob:
     Attributes:
         spec: What was submitted; ``most`` as it was scaled last.
         asked_s: When it was submitted.
-        phase: "waiting", "starting", "running", "stopping", "stopped", "complete" or "failed".
+        phase: Where it is between its submission and its end.
         reason: Reason of the planner while it waits, as in the conditions of Kubernetes.
         why: A sentence for people: why it has this share, or none; or how it ended.
         share, given, occupied: See the module.
@@ -155,7 +196,7 @@ class FleetJob:
 
     spec: JobSpec
     asked_s: float
-    phase: str = "waiting"
+    phase: JobPhase = JobPhase.WAITING
     reason: str = ""
     why: str = ""
     share: tuple[HostSlots, ...] = ()
@@ -196,14 +237,9 @@ class FleetJob:
         return tuple(replace(entry, devices=devices.get(entry.host, ())[: entry.slots]) for entry in self.given)
 
     @property
-    def wants_slots(self) -> bool:
-        """Whether the planner is to give it slots."""
-        return self.phase in ("waiting", "starting", "running")
-
-    @property
     def has_left(self) -> bool:
         """Whether it wants no slots any more, and none of its processes is there."""
-        return self.phase in (*ENDED, "stopped") and not self.occupied
+        return self.phase.is_at_rest and not self.occupied
 
     def served_by(self, now_s: float) -> float:
         """Slots times seconds that it was given until now."""

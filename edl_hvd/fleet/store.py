@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from edl_hvd.errors import StorageError, UsageError
 from edl_hvd.fleet.events import FleetAction, FleetEvent, event_as_json, read_action, read_event
 from edl_hvd.fleet.state import Fleet, FleetJob, FleetRules, HeldClaim
 from edl_hvd.hosts import HostSlots
-from edl_hvd.json_values import read_fields
+from edl_hvd.json_values import as_fields, read_fields
 
 FILE = "fleet.sqlite"
 FORMAT = "edl_hvd fleet 1"
@@ -132,7 +132,7 @@ class FleetStore:
                 self._write_changes("job", before.jobs, after.jobs)
                 self._write_changes("claim", before.claims, after.claims)
                 rest = {
-                    "rules": asdict(after.rules), "hosts": [asdict(entry) for entry in after.hosts],
+                    "rules": as_fields(after.rules), "hosts": [as_fields(entry) for entry in after.hosts],
                     "lacking": after.lacking, "planner_failures": after.planner_failures,
                     "removing": after.removing,
                 }  # fmt: skip
@@ -158,7 +158,7 @@ class FleetStore:
                 place = f"coalesce((SELECT place FROM {table} WHERE name = ?), (SELECT count(*) FROM history))"
                 self._file.execute(
                     f"INSERT OR REPLACE INTO {table} (name, place, value) VALUES (?, {place}, ?)",
-                    (name, name, _text(asdict(value))),
+                    (name, name, _text(as_fields(value))),
                 )
 
     def _write_fact(self, name: str, value: str, only_first: bool = False) -> None:

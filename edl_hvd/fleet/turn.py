@@ -14,7 +14,7 @@ from edl_hvd.fleet import events
 from edl_hvd.fleet.devices import numbered
 from edl_hvd.fleet.events import FleetAction, FleetEvent
 from edl_hvd.fleet.planned import planned
-from edl_hvd.fleet.state import ALIVE, Fleet, FleetJob, HeldClaim, as_counts, as_hosts, shown_hosts, total, used
+from edl_hvd.fleet.state import Fleet, FleetJob, HeldClaim, JobPhase, as_counts, as_hosts, shown_hosts, total, used
 from edl_hvd.planning.values import Plan
 
 SAVED = 75
@@ -24,6 +24,7 @@ _LONGEST_PAUSE_S = 60.0
 _MOST_KILLED = 5
 # Runs of one job that came no further, after which another is no remedy.
 _MOST_PLANNER_FAILURES = 3
+_ASKED = "its user asked it to stop"
 
 
 @dataclass
@@ -119,36 +120,35 @@ def _after(draft: FleetDraft, job: FleetJob, event: FleetEvent) -> FleetJob:
         case events.JobScaled(_, most):
             return replace(job, spec=replace(job.spec, most=max(most, job.spec.least)))
         case events.JobStopAsked():
-            if job.phase == "waiting":
-                return _resting(replace(job, is_stop_asked=True), "stopped", "its user asked it to stop", draft.now_s)
-            if job.phase in ("starting", "running"):
+            if job.phase is JobPhase.WAITING:
+                return _resting(replace(job, is_stop_asked=True), JobPhase.STOPPED, _ASKED, draft.now_s)
+            if job.phase.keeps_slots:
                 draft.actions.append(events.EndRun(job.name))
                 return replace(
-                    job, phase="stopping", is_stop_asked=True, share=(), changed_s=draft.now_s,
-                    why="its user asked it to stop",
-                )  # fmt: skip
-            return replace(job, is_stop_asked=job.is_stop_asked or job.phase == "stopping")
+                    job, phase=JobPhase.STOPPING, is_stop_asked=True, share=(), changed_s=draft.now_s, why=_ASKED
+                )
+            return replace(job, is_stop_asked=job.is_stop_asked or job.phase is JobPhase.STOPPING)
         case events.JobResumeAsked():
-            if job.phase in ("stopped", "failed"):
+            if job.phase.can_resume:
                 return replace(
-                    job, phase="waiting", is_stop_asked=False, failures=0, not_before_s=0.0, exit_code=None, reason="",
-                    why="its user asked it to go on", waits_since_s=draft.now_s,
+                    job, phase=JobPhase.WAITING, is_stop_asked=False, failures=0, not_before_s=0.0, exit_code=None,
+                    reason="", why="its user asked it to go on", waits_since_s=draft.now_s,
                 )  # fmt: skip
-            return replace(job, is_stop_asked=False) if job.phase == "stopping" else job
+            return replace(job, is_stop_asked=False) if job.phase is JobPhase.STOPPING else job
         case events.RunStarted(_, pid, start_token):
-            if job.phase not in ("starting", "stopping") or job.pid:
+            if job.phase not in (JobPhase.STARTING, JobPhase.STOPPING) or job.pid:
                 return job
-            phase = "running" if job.phase == "starting" else job.phase
+            phase = JobPhase.RUNNING if job.phase is JobPhase.STARTING else job.phase
             return replace(job, phase=phase, pid=pid, start_token=start_token)
         case events.RunEnded():
-            return _ended(draft, job, event) if job.phase in ALIVE else job
+            return _ended(draft, job, event) if job.phase.is_alive else job
     return job
 
 
 def _observe(draft: FleetDraft, job: FleetJob, seen: events.RunObserved) -> bool:
     """Take in how a run stands; whether a plan has to follow at once."""
     new = replace(job, occupied=seen.occupied, known_step=max(job.known_step, seen.known_step))
-    if job.phase in ALIVE:
+    if job.phase.is_alive:
         if seen.curve is not None:
             new = replace(new, curve=seen.curve)
         new = replace(new, timings=seen.timings or job.timings)
@@ -178,30 +178,30 @@ def _ended(draft: FleetDraft, job: FleetJob, event: events.RunEnded) -> FleetJob
     )  # fmt: skip
     if event.code == 0:
         draft.tell(job.name, "is complete")
-        return replace(job, phase="complete", reason="", why="training is complete", left=0.0)
+        return replace(job, phase=JobPhase.COMPLETE, reason="", why="training is complete", left=0.0)
     if job.is_stop_asked:
         draft.tell(job.name, "has stopped, as its user asked")
-        return _resting(job, "stopped", "its user asked it to stop", draft.now_s)
-    if job.phase == "stopping":
+        return _resting(job, JobPhase.STOPPED, _ASKED, draft.now_s)
+    if job.phase is JobPhase.STOPPING:
         draft.tell(job.name, "has made room, and waits")
-        return replace(job, phase="waiting", preemptions=job.preemptions + 1, waits_since_s=draft.now_s)
+        return replace(job, phase=JobPhase.WAITING, preemptions=job.preemptions + 1, waits_since_s=draft.now_s)
     if event.code == SAVED and came_further:
         draft.tell(job.name, f"saved and ended by itself, and is resumed: {event.how}")
-        return replace(job, phase="waiting", why=event.how, waits_since_s=draft.now_s)
+        return replace(job, phase=JobPhase.WAITING, why=event.how, waits_since_s=draft.now_s)
     failures = job.failures + 1
     most = _MOST_KILLED if event.code in (None, SAVED) else job.spec.retries
     if failures > most:
         draft.tell(job.name, f"has failed: {event.how}")
-        return _resting(replace(job, failures=failures), "failed", event.how, draft.now_s)
+        return _resting(replace(job, failures=failures), JobPhase.FAILED, event.how, draft.now_s)
     pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** (failures - 1))
     draft.tell(job.name, f"is repeated in {pause_s:.0f} s from its newest checkpoint: {event.how}")
     return replace(
-        job, phase="waiting", failures=failures, not_before_s=draft.now_s + pause_s, why=event.how,
+        job, phase=JobPhase.WAITING, failures=failures, not_before_s=draft.now_s + pause_s, why=event.how,
         waits_since_s=draft.now_s,
     )  # fmt: skip
 
 
-def _resting(job: FleetJob, phase: str, why: str, now_s: float) -> FleetJob:
+def _resting(job: FleetJob, phase: JobPhase, why: str, now_s: float) -> FleetJob:
     """A job that wants no slots any more."""
     return replace(job, phase=phase, reason="", why=why, share=(), waited_s=job.waited_by(now_s), waits_since_s=None)
 
@@ -225,7 +225,7 @@ def _end_claims(draft: FleetDraft) -> bool:
 def _kill_late(draft: FleetDraft) -> None:
     late_s = draft.now_s - draft.fleet.rules.kill_after_s
     for job in draft.jobs:
-        if job.phase == "stopping" and job.pid and job.changed_s <= late_s:
+        if job.phase is JobPhase.STOPPING and job.pid and job.changed_s <= late_s:
             draft.tell(job.name, "did not end when it was told to, and is killed")
             draft.actions.append(events.KillRun(job.name))
             draft.put(replace(job, changed_s=draft.now_s))  # and once more, should that not be enough
@@ -250,13 +250,13 @@ def _make_plan(draft: FleetDraft) -> None:
     shares = {share.job: share for share in plan.shares}
     waiting = {one.job: one for one in plan.waiting}
     for job in draft.jobs:
-        if not job.wants_slots:
+        if not job.phase.wants_slots:
             continue
         if (share := shares.get(job.name)) is not None:
             hosts = tuple(sorted(share.hosts))
             changed_s = draft.now_s if hosts != job.share else job.changed_s
             draft.put(replace(job, share=hosts, why=share.why, reason="", changed_s=changed_s))
-        elif job.phase == "waiting":
+        elif job.phase is JobPhase.WAITING:
             one = waiting.get(job.name)
             if one is not None:
                 draft.put(replace(job, share=(), reason=one.reason.value, why=one.why))
@@ -267,7 +267,7 @@ def _make_plan(draft: FleetDraft) -> None:
             draft.actions.append(events.EndRun(job.name))
             draft.put(
                 replace(
-                    job, phase="stopping", share=(), changed_s=draft.now_s, why=why,
+                    job, phase=JobPhase.STOPPING, share=(), changed_s=draft.now_s, why=why,
                     reason="" if one is None else one.reason.value,
                 )
             )  # fmt: skip
@@ -290,7 +290,7 @@ def _carry_out(draft: FleetDraft) -> None:
     """As much of the shares as the free slots allow."""
     before = draft.fleet.jobs
     for job in draft.jobs:
-        if job.phase in ("starting", "running"):
+        if job.phase.keeps_slots:
             _take_away(draft, job)
     for claim in draft.claims:
         _shrink_claim(draft, claim)
@@ -298,12 +298,12 @@ def _carry_out(draft: FleetDraft) -> None:
     for claim in draft.claims:
         _grant(draft, claim, free)
     for job in draft.jobs:
-        if job.phase in ("starting", "running") and job.share:
+        if job.phase.keeps_slots and job.share:
             _add(draft, job, free)
-        elif job.phase == "waiting" and job.share:
+        elif job.phase is JobPhase.WAITING and job.share:
             _start(draft, job, free)
     for job in draft.jobs:
-        if job.phase in ("starting", "running") and before[job.name].phase in ("starting", "running"):
+        if job.phase.keeps_slots and before[job.name].phase.keeps_slots:
             _give(draft, before[job.name], job)
 
 
@@ -372,7 +372,7 @@ def _start(draft: FleetDraft, job: FleetJob, free: dict[str, int]) -> None:
     draft.tell(job.name, f"{'starts' if job.run == 0 else 'goes on'} on {total(given)} slots: {job.why}")
     draft.put(
         replace(
-            job, phase="starting", given=given, run=job.run + 1, started_s=draft.now_s, start_s=None,
+            job, phase=JobPhase.STARTING, given=given, run=job.run + 1, started_s=draft.now_s, start_s=None,
             served_until_s=draft.now_s, waited_s=job.waited_by(draft.now_s), waits_since_s=None,
             exit_code=None,
         )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
-from edl_hvd.planning.damping import after_change, starting_part
+from edl_hvd.planning.change_costs import after_change, starting_part
 from edl_hvd.planning.ranks import Worth
 from edl_hvd.planning.values import Curve, JobAsk
 

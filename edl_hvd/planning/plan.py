@@ -5,7 +5,7 @@
 3. What slots are worth to each job (``ranks.py``).
 4. Who gets how many: up from the least, by the steepest step (``climb.py``).
 5. On which hosts (``places.py``).
-6. Whether that pays (``damping.py``).
+6. Whether that pays (``change_costs.py``).
 
 Where step 2 gave a least, the first round shares from what jobs held before it, not from what it left them.
 
@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 
 from edl_hvd.errors import InternalError, UsageError
 from edl_hvd.hosts import HostSlots
+from edl_hvd.planning.change_costs import after_change, is_settling, pays, starting_part
 from edl_hvd.planning.climb import Ladder, after_start, candidates, climb, ladder
-from edl_hvd.planning.damping import after_change, is_settling, pays, starting_part
 from edl_hvd.planning.floors import FloorPlanner
 from edl_hvd.planning.places import Placer
 from edl_hvd.planning.ranks import ASSUMED, Worth, reach, worths

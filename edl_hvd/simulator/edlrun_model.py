@@ -15,7 +15,7 @@ from typing import TypeAlias
 from edl_hvd.discovery.watch import TrustedHosts
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.events import Action, MembershipEvent
-from edl_hvd.driver.membership.state import Membership, Rules, begin, host_of
+from edl_hvd.driver.membership.state import Membership, Rules, SlotState, begin, host_of
 from edl_hvd.driver.membership.transition import transition_together
 from edl_hvd.hosts import HostSlots
 from edl_hvd.simulator.costs import Costs
@@ -57,7 +57,7 @@ def _moments(membership: Membership, now_s: float) -> list[float]:
         *membership.deferred_drains.values(),
         *membership.quarantined.values(),
     ]
-    bounds = {
+    bounds: dict[SlotState, tuple[float, ...]] = {
         "starting": (rules.start_s,),
         "ready": (rules.last_call_timeout_s, rules.follow_s),
         "terminating": (rules.shutdown_timeout_s,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edl_hvd.clock import Clock
-from edl_hvd.events import EventLog, Resized, WorkerLost, WorldFormed
+from edl_hvd.events import EventLog, Resized, StopCause, WorkerLost, WorldFormed
 from edl_hvd.world import World
 
 
@@ -25,7 +25,7 @@ class Downtime:
     def __init__(self, events: EventLog, clock: Clock) -> None:
         self._events = events
         self._clock = clock
-        self._stopped: tuple[str, float] | None = None  # why and when
+        self._stopped: tuple[StopCause, float] | None = None  # why and when
         self.is_open = False
         self.before: World | None = None
         self.resets_without_commit = 0
@@ -35,11 +35,11 @@ class Downtime:
         """The generation of the last world; 0 for none."""
         return self.before.generation if self.before else 0
 
-    def begin(self, cause: str, world: World | None) -> None:
+    def begin(self, cause: StopCause, world: World | None) -> None:
         """Note that training stops.
 
         Args:
-            cause: ``"failure"``, ``"change"`` or ``"error"`` (of the script).
+            cause: Why it does.
             world: World that ends; ``None`` if it had not begun.
         """
         self.is_open = True

@@ -13,7 +13,7 @@ import torch
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import PlatformError, UsageError, WorldBrokenError
-from edl_hvd.events import EventLog, JobEnded, JobStarted, WorkerLeft
+from edl_hvd.events import EventLog, JobEnded, JobStarted, StopCause, WorkerLeft
 from edl_hvd.protocol import LONGEST_SAVE_S
 from edl_hvd.settings import Settings
 from edl_hvd.worker import process
@@ -188,7 +188,7 @@ class ElasticLoop:
         self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._store.step))
         sys.exit(exit_.code)
 
-    def _leave(self, cause: str) -> None:
+    def _leave(self, cause: StopCause) -> None:
         """Leave the present world, if there is one.
 
         Args:

@@ -18,13 +18,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import getpid
 from pathlib import PurePath
 from types import FrameType
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.protocol import Beat, StragglerFound
+from edl_hvd.protocol import Beat, StragglerFound, WorkerPhase
 from edl_hvd.teacher_counts import answer_counts
 from edl_hvd.work_report import WorkReport
 
@@ -65,6 +65,14 @@ _COLLECTING = threading.Lock()
 # Held by who switches garbage collection off.
 
 
+@dataclass(frozen=True)
+class StackPlace:
+    """Where a thread stands: line and function of the script, empty if there is none, and its stack."""
+
+    place: str
+    stack: str
+
+
 class Progress:
     """Written by the main thread, read by others.
 
@@ -88,7 +96,7 @@ class Progress:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self.step = self.samples = 0
         self.saved_step = self.restored_step = -1
-        self.phase = "start"
+        self.phase: WorkerPhase = "start"
         self.waits = self.steps = self.batches = 0
         self.collective = ""
         self._waiter = 0  # the thread that waits
@@ -102,7 +110,7 @@ class Progress:
         # Of the present phase: it was recognised as something else, at this moment.
         self._recognised_s: float | None = None
 
-    def enter(self, phase: str) -> str:
+    def enter(self, phase: WorkerPhase) -> WorkerPhase:
         """Begin a phase.
 
         Returns:
@@ -120,7 +128,7 @@ class Progress:
         return before
 
     @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
+    def during(self, phase: WorkerPhase) -> Iterator[None]:
         """Name the phase of a block, or of a function that this decorates; afterwards it is the one before."""
         before = self.enter(phase)
         try:
@@ -140,14 +148,14 @@ class Progress:
             self.collective = ""
             self.enter(before)
 
-    def where(self) -> tuple[str, str]:
-        """Where the thread that waits, or else the main one, stands: line and function of the script, and its stack."""
+    def where(self) -> StackPlace:
+        """Where the thread that waits, or else the main one, stands."""
         frames = current_frames()
         innermost = frames.get(self._waiter) if self.phase == "collective" else None
         innermost = innermost or frames.get(_main_thread())
         place = place_of(innermost)
         # On a GPU backward() runs in a thread of torch's own, in which the script does not show.
-        return place or place_of(frames.get(_main_thread())), stack_of(innermost)
+        return StackPlace(place or place_of(frames.get(_main_thread())), stack_of(innermost))
 
     def beat(self, generation: int) -> Beat:
         """The beat of a worker in the world of this generation. One thread."""
@@ -170,9 +178,9 @@ class Progress:
         work, total = self.work, self.total_samples
         return work if work is None or total is None else replace(work, samples_left=max(0, total - self.samples))
 
-    def _recognise(self, phase: str, now_s: float) -> str | None:
+    def _recognise(self, phase: WorkerPhase, now_s: float) -> WorkerPhase | None:
         frames = current_frames()
-        recognised: str | None
+        recognised: WorkerPhase | None
         if awaits_teacher(frames.get(_main_thread())):
             recognised = "teachers"
         elif phase == "input":
@@ -200,7 +208,7 @@ def current_frames() -> Mapping[int, FrameType]:
                 gc.enable()
 
 
-def recognise(frames: Mapping[int, FrameType], main_thread: int) -> str | None:
+def recognise(frames: Mapping[int, FrameType], main_thread: int) -> WorkerPhase | None:
     """What the threads with these innermost frames are at, if it is something that may take long.
 
     Returns:

@@ -42,7 +42,7 @@ from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.events import StartRun
 from edl_hvd.fleet.messages import FleetView, JobRow, ViewRequest, call, is_served
 from edl_hvd.fleet.replay import FleetDecision, decide_again
-from edl_hvd.fleet.state import as_counts, total
+from edl_hvd.fleet.state import JobPhase, as_counts, total
 from edl_hvd.fleet.store import read_fleet_history
 from edl_hvd.fleet.turn import used
 
@@ -121,7 +121,7 @@ class FleetStage(Stage):
             jobs = self.jobs()
             self.notice("jobs", {name: (row.job.run, row.progress.step) for name, row in jobs.items()})
             for name, row in jobs.items():
-                if row.job.phase == "failed":
+                if row.job.phase is JobPhase.FAILED:
                     raise StageError(f"job {name} has failed: {row.job.why}\n{self.output(name)[-2000:]}")
             return hold(jobs)
 
@@ -164,7 +164,7 @@ def perform(stage: FleetStage, jobs: tuple[DemoJob, ...]) -> list[Promise]:
     def until_trains(job: DemoJob, workers: int) -> None:
         def hold(jobs: dict[str, JobRow]) -> bool:
             row = jobs[job.name]
-            if row.job.phase == "complete":
+            if row.job.phase is JobPhase.COMPLETE:
                 raise StageError(f"job {job.name} is complete before its scene")
             return row.progress.workers >= workers and row.job.first_step_s is not None
 
@@ -222,7 +222,9 @@ def perform(stage: FleetStage, jobs: tuple[DemoJob, ...]) -> list[Promise]:
     announce("All jobs come to their end; meanwhile each is trained once more, alone in one process")
     for job in jobs:
         stage.alone(job)
-    stage.until_jobs("all jobs are complete", lambda jobs: all(row.job.phase == "complete" for row in jobs.values()))
+    stage.until_jobs(
+        "all jobs are complete", lambda jobs: all(row.job.phase is JobPhase.COMPLETE for row in jobs.values())
+    )
     for name in [f"{job.name}-alone" for job in jobs]:
         stage.until_exit(name)
     final = {name: row.job for name, row in stage.jobs().items()}

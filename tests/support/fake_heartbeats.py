@@ -10,19 +10,21 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Literal, TypeAlias
 
 from clocks import FakeClock
 
 from edl_hvd.driver.watch.hangs import HangDetector, HangReport, Hung
-from edl_hvd.protocol import Beat
+from edl_hvd.protocol import Beat, WorkerPhase
 from edl_hvd.worker.progress import Progress
 
 BEAT_S = 0.25
 FOR_EVER = float("inf")
-Script = Iterable[tuple[str, float]]
+FakePhase: TypeAlias = Literal[WorkerPhase, "stepped"]
+Script: TypeAlias = Iterable[tuple[FakePhase, float]]
 
 
-def steps(seconds: Callable[[int], float] | float, count: int | None = None) -> Iterator[tuple[str, float]]:
+def steps(seconds: Callable[[int], float] | float, count: int | None = None) -> Iterator[tuple[FakePhase, float]]:
     """Of a regular training: the phases of each batch. ``seconds`` is the time to compute it, or tells it."""
     for number in itertools.count() if count is None else range(count):
         yield "input", 0.0
@@ -39,7 +41,7 @@ class FakeWorker:
     def __init__(self, clock: FakeClock, script: Script) -> None:
         self.progress = Progress(clock)
         self.silent = False
-        self.told = "compute"
+        self.told: WorkerPhase = "compute"
         self._clock = clock
         self._script = iter(script)
         self._until_s = clock.now_s

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 
 from edl_hvd.fleet import events
 from edl_hvd.fleet.events import FleetAction, FleetEvent, event_as_json, read_action, read_event
-from edl_hvd.fleet.state import ALIVE, Fleet, FleetJob, JobSpec, as_counts, as_hosts, total, used
+from edl_hvd.fleet.state import Fleet, FleetJob, JobPhase, JobSpec, as_counts, as_hosts, total, used
 from edl_hvd.fleet.turn import turn
 from edl_hvd.hosts import HostSlots
 from edl_hvd.planning.values import Curve
-
-PHASES = {"waiting", "starting", "running", "stopping", "stopped", "complete", "failed"}
 
 
 @dataclass
@@ -76,14 +74,13 @@ class World:
         for host, slots in used.items():
             assert slots <= max(as_counts(fleet.hosts).get(host, 0), was.get(host, 0)), f"{host} was given twice"
         for job in fleet.jobs.values():
-            assert job.phase in PHASES
             assert total(job.share) <= job.spec.most
-            assert not (job.pid and job.phase not in ALIVE), "a process belongs to a job that is alive"
-            if job.phase in ("starting", "running"):
+            assert not (job.pid and not job.phase.is_alive), "a process belongs to a job that is alive"
+            if job.phase.keeps_slots:
                 assert job.given, "a hosts file is never empty"
-            if job.phase not in ALIVE:
+            if not job.phase.is_alive:
                 assert not job.given
-            if job.phase == "waiting" and not job.share and job.not_before_s <= self.now_s and fleet.hosts:
+            if job.phase is JobPhase.WAITING and not job.share and job.not_before_s <= self.now_s and fleet.hosts:
                 assert job.why, f"{job.name} waits without a reason"
         for claim in fleet.claims.values():
             assert total(claim.granted) <= claim.slots

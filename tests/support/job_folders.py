@@ -13,7 +13,7 @@ from edl_hvd.driver.command_line.options import Options
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.files import RECORD, JobView, look, replace_file, to_text
 from edl_hvd.driver.membership.state import Rules
-from edl_hvd.driver.status import Status, TrainingProgress, WorkerStatus
+from edl_hvd.driver.status import JobState, Status, TrainingProgress, WorkerStatus
 
 COMMAND = ("python", "train.py", "--name", "two words")
 
@@ -23,7 +23,7 @@ def options(job_dir: Path | None = None, resume: bool = False, **fields) -> Opti
     return Options(COMMAND, FixedHosts(()), 1.0, Rules(1, 1, 1), job_dir=where, resume=resume, **fields)
 
 
-def status(state: str = "training", step: int = 0, **fields) -> Status:
+def status(state: JobState = "training", step: int = 0, **fields) -> Status:
     return Status(at_s=time.time(), state=state, progress=TrainingProgress(step=step, known_step=step), **fields)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -115,6 +115,8 @@ def accepts(kind: type[Message], name: str, value: object) -> bool:
     optional = {str | None: str, int | None: int, float | None: float, TeacherCounts | None: TeacherCounts,
                 WorkReport | None: WorkReport}  # fmt: skip
     hint = get_type_hints(kind)[name]
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
     return value is None if hint in optional and value is None else types[optional.get(hint, hint)]
 
 

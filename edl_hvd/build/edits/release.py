@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from edl_hvd.errors import BuildError
 
@@ -29,13 +30,13 @@ class Edit:
         path: Of the file, inside the release.
         anchor: Text that stands exactly once in the file.
         text: What is put there.
-        where: "after" or "before" the anchor, or "instead" of it.
+        where: Its place by the anchor, or that it replaces it.
     """
 
     path: str
     anchor: str
     text: str
-    where: str = "after"
+    where: Literal["after", "before", "instead"] = "after"
 
     def apply(self, source: str) -> str:
         """The file's new text.

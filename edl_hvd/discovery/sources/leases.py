@@ -55,7 +55,7 @@ def parse_key(key: str) -> HostSlots:
 
 
 @dataclass(frozen=True)
-class Lease:
+class HostLease:
     """A lease as it was seen last.
 
     Attributes:
@@ -70,14 +70,14 @@ class Lease:
     is_held: bool | None
     silent_s: float = 0.0
 
-    def moved(self, content: str, written_s: float | None) -> Lease:
+    def moved(self, content: str, written_s: float | None) -> HostLease:
         """The lease after a change."""
-        return Lease(content, written_s, is_held=True)
+        return HostLease(content, written_s, is_held=True)
 
-    def still(self, passed_s: float, lapse_s: float) -> Lease:
+    def still(self, passed_s: float, lapse_s: float) -> HostLease:
         """The lease after a look that saw no change.
 
-        >>> lease = Lease("{}", None, is_held=True).still(60.0, lapse_s=9.0)
+        >>> lease = HostLease("{}", None, is_held=True).still(60.0, lapse_s=9.0)
         >>> lease.silent_s, lease.still(2.0, 9.0).still(4.0, 9.0).is_held
         (3.0, True)
         >>> lease.still(9.0, 9.0).still(9.0, 9.0).is_held
@@ -102,7 +102,7 @@ class Leases(Source):
     def __init__(self, url: str, lapse_s: float = LAPSE_S, clock: Clock = SYSTEM_CLOCK) -> None:
         self._url, self._lapse_s, self._clock = url, lapse_s, clock
         self._storage: Storage | None = None
-        self._leases: dict[str, Lease] | None = None
+        self._leases: dict[str, HostLease] | None = None
         self._looked_s = 0.0
         self._is_closed = False
 
@@ -121,7 +121,7 @@ class Leases(Source):
                 held[entry.host] = entry
         return Answer(tuple(held.values()), left_out={host: why for host, why in left_out.items() if host not in held})
 
-    def _look(self) -> Mapping[str, Lease]:
+    def _look(self) -> Mapping[str, HostLease]:
         """All leases as they are now."""
         try:
             now = self._read_all(self._leases or {})
@@ -135,7 +135,7 @@ class Leases(Source):
         self._leases, self._looked_s = now, self._clock.monotonic_s()
         return now
 
-    def _read_all(self, before: Mapping[str, Lease]) -> dict[str, Lease]:
+    def _read_all(self, before: Mapping[str, HostLease]) -> dict[str, HostLease]:
         if self._storage is None:
             self._storage = open_storage(self._url)
         storage, is_first = self._storage, self._leases is None
@@ -160,7 +160,7 @@ class Leases(Source):
             if content is None:
                 continue  # given back since it was listed
             if key not in before:
-                leases[key] = Lease(content, written_s, is_held=None if is_first else True)
+                leases[key] = HostLease(content, written_s, is_held=None if is_first else True)
             elif content != before[key].content:
                 leases[key] = before[key].moved(content, written_s)
             else:
@@ -202,7 +202,7 @@ class Leases(Source):
             return  # what this process has seen is newer
         try:
             self._leases = {
-                str(key): Lease(str(content), written_s, is_held, float(silent_s))
+                str(key): HostLease(str(content), written_s, is_held, float(silent_s))
                 for key, (content, written_s, is_held, silent_s) in memory["leases"].items()
             }
             self._looked_s = now_s - float(memory["age_s"])

@@ -147,8 +147,8 @@ def look(path: Path, is_locked: Callable[[Path], bool] = is_locked) -> JobView |
     return JobView(path, record, status, damaged, _is_running(is_locked(path), record, status))
 
 
-def running_jobs() -> tuple[list[JobView], list[JobView]]:
-    """This user's jobs on this machine: those that run, and those whose ``edlrun`` is dead; the newest first."""
+def jobs_of_user() -> list[JobView]:
+    """This user's jobs on this machine that run, or whose ``edlrun`` is dead; the newest first."""
     views: dict[Path, JobView] = {}
     for entry in entries():
         with suppress(OSError, PlatformError):
@@ -156,7 +156,7 @@ def running_jobs() -> tuple[list[JobView], list[JobView]]:
             if view is not None:
                 views[view.path] = view
     ordered = sorted(views.values(), key=lambda view: -view.record.started_at_s)
-    return [view for view in ordered if view.running], [view for view in ordered if view.dead]
+    return [view for view in ordered if view.running or view.dead]
 
 
 def entries() -> Iterator[Path]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edl_hvd.driver.membership import events
-from edl_hvd.driver.membership.state import EMPTY, Membership, PublishedWorld, Slot, with_changes
+from edl_hvd.driver.membership.state import EMPTY, Membership, PublishedWorld, Slot, SlotState, WorldPhase, with_changes
 
 
 class Draft:
@@ -63,7 +63,7 @@ class Draft:
     def change(self, **changes: object) -> None:
         self._changes.update(changes)
 
-    def set(self, worker: str, state: str | None = None, **changes: object) -> None:
+    def set(self, worker: str, state: SlotState | None = None, **changes: object) -> None:
         slots = self._slots
         if slots is None:
             slots = self._slots = dict(self._membership.slots)
@@ -72,7 +72,7 @@ class Draft:
             self._moved.add(worker)
         slots[worker] = with_changes(slots.get(worker, EMPTY), changes)
 
-    def set_all(self, workers: Collection[str], state: str) -> None:
+    def set_all(self, workers: Collection[str], state: SlotState) -> None:
         """``set`` for several workers."""
         slots = self._slots = dict(self.membership.slots)
         changes = {"state": state, "since_s": self.now_s}
@@ -90,7 +90,7 @@ class Draft:
             if not self._unformed and self.world.phase == "forming":
                 self.set_phase("running")
 
-    def set_phase(self, phase: str) -> None:
+    def set_phase(self, phase: WorldPhase) -> None:
         self.change(world=replace(self.world, phase=phase, since_s=self.now_s))
 
     def age(self, worker: str) -> float:

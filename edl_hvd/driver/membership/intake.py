@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.draft import Draft
-from edl_hvd.driver.membership.state import LIVE, Slot, host_of
+from edl_hvd.driver.membership.state import LIVE, RepeatedError, ScriptError, Slot, host_of
 from edl_hvd.errors import ProgressLostError
 
 UNUSABLE = 2  # what was asked for cannot be started, as for a wrong flag
@@ -87,7 +87,7 @@ def _apply_worker_event(draft: Draft, event: events.News, slot: Slot) -> None:
         if slot.state == "ready":
             draft.set(worker, "ready", caught_up_generation=event.generation)
     elif isinstance(event, events.Raised):
-        draft.set(worker, raised=(event.step, event.error))
+        draft.set(worker, raised=ScriptError(event.step, event.error))
         if event.ends_job:
             draft.end(1, f"{worker} says that the job has to end: {event.error}")
             return
@@ -144,7 +144,7 @@ def _note_crash(draft: Draft, worker: str, slot: Slot, exited: events.Exited) ->
     if slot.state == "starting" and membership.world.generation == 0:
         _note_startup_failure(draft, exited)
     elif slot.raised is not None:
-        _note_error(draft, worker, *slot.raised)
+        _note_error(draft, worker, slot.raised)
     elif slot.state != "starting":
         draft.change(script_error=None)
 
@@ -167,31 +167,31 @@ def _note_startup_failure(draft: Draft, exited: events.Exited) -> None:
         draft.end(UNUSABLE, f"no worker could be started, {worker} because {how}")
 
 
-def _note_error(draft: Draft, worker: str, step: int, error: str) -> None:
+def _note_error(draft: Draft, worker: str, raised: ScriptError) -> None:
     """The same error of all, or again and again, is the script's; another try would not help."""
-    if not error.startswith(_PROGRESS_LOST):
-        draft.change(script_error=(step, error))
+    if not raised.error.startswith(_PROGRESS_LOST):
+        draft.change(script_error=raised)
     elif (cause := draft.membership.script_error) is not None and not _may_hold_state(draft):
         draft.end(
             1,
-            f"step {cause[0]} failed: {cause[1]}; no worker and no checkpoint holds the training, so it is not tried "
-            "again; correct the script",
+            f"step {cause.step} failed: {cause.error}; no worker and no checkpoint holds the training, so it is not "
+            "tried again; correct the script",
         )
         return
-    known_step, known_error, workers = draft.membership.repeated
-    workers = (*workers, worker) if (step, error) == (known_step, known_error) else (worker,)
-    draft.change(repeated=(step, error, workers))
+    before = draft.membership.repeated
+    workers = (*before.workers, worker) if before is not None and before.raised == raised else (worker,)
+    draft.change(repeated=RepeatedError(raised, workers))
     members = draft.membership.world.members
     if len(set(workers)) > 1 and set(workers) >= set(members):
-        draft.end(1, f"every worker failed at step {step}: {error}")
+        draft.end(1, f"every worker failed at step {raised.step}: {raised.error}")
     elif len(workers) >= draft.membership.rules.same_error_limit:
-        draft.end(1, f"step {step} failed {len(workers)} times in a row: {error}")
+        draft.end(1, f"step {raised.step} failed {len(workers)} times in a row: {raised.error}")
 
 
 def _may_hold_state(draft: Draft) -> bool:
     """Whether a worker that is still there may hold the training state, after one has found that nobody has it."""
     slots = (draft.membership.slots[worker] for worker in draft.membership.having(*LIVE))
     return any(
-        slot.state != "starting" and not (slot.raised is not None and slot.raised[1].startswith(_PROGRESS_LOST))
+        slot.state != "starting" and not (slot.raised is not None and slot.raised.error.startswith(_PROGRESS_LOST))
         for slot in slots
     )

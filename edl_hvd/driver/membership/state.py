@@ -18,13 +18,15 @@ import functools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from edl_hvd.driver.membership.events import End
 from edl_hvd.hosts import HostSlots
 from edl_hvd.json_values import formerly
 
-LIVE = ("starting", "ready", "member", "failing", "terminating", "dying")
+SlotState: TypeAlias = Literal["empty", "starting", "ready", "member", "failing", "terminating", "dying"]
+WorldPhase: TypeAlias = Literal["forming", "running", "changing", "broken"]
+LIVE: tuple[SlotState, ...] = ("starting", "ready", "member", "failing", "terminating", "dying")
 _FEW = 4
 # Workers that a sorted list takes in one by one; for more of them it is made anew.
 
@@ -85,6 +87,21 @@ class Rules:
     hosts_are_fixed: bool = False
 
 
+class ScriptError(NamedTuple):
+    """An error of a training function, and the step at which it was raised; a list of both in JSON."""
+
+    step: int
+    error: str
+
+
+@dataclass(frozen=True)
+class RepeatedError:
+    """An error that workers have met one after the other, each as often as it is named."""
+
+    raised: ScriptError
+    workers: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Slot:
     """One worker's place on a host, and the process in it.
@@ -98,12 +115,12 @@ class Slot:
         learning_generation: Generation of the world whose state it was told to take over; 0 for none.
         caught_up_generation: Generation of the world with which it has caught up; 0 for none.
         done: Its training function returned.
-        raised: Step and error of its training function, or ``None``.
+        raised: The error of its training function, or ``None``.
         not_before_s: No new process before this moment.
         backoff_s: The pause after the next crash.
     """
 
-    state: str = "empty"
+    state: SlotState = "empty"
     incarnation: int = 0
     since_s: float = 0.0
     started_s: float = 0.0
@@ -111,7 +128,7 @@ class Slot:
     learning_generation: int = 0
     caught_up_generation: int = 0
     done: bool = False
-    raised: tuple[int, str] | None = None
+    raised: ScriptError | None = None
     not_before_s: float = 0.0
     backoff_s: float = 0.0
 
@@ -121,11 +138,11 @@ EMPTY = Slot()
 
 @dataclass(frozen=True)
 class PublishedWorld:
-    """The last world published. ``phase`` is "forming", "running", "changing" or "broken"."""
+    """The last world published."""
 
     generation: int = 0
     members: tuple[str, ...] = ()
-    phase: str = "broken"
+    phase: WorldPhase = "broken"
     since_s: float = 0.0
     formed: frozenset[str] = frozenset()
 
@@ -156,8 +173,8 @@ class Membership:
         quarantined: Quarantined hosts, and until when.
         startup_failures: Workers that ended before they were ready, or could not be started on hosts that are fixed,
             while there was no world yet.
-        repeated: Step and error met last, and who met it.
-        script_error: Step and error of the script met last, unless a worker was lost without one since; else ``None``.
+        repeated: The error met last, or ``None``.
+        script_error: The script's own error met last, unless a worker was lost without one since; else ``None``.
         below_min_since_s: Since when there has been no world, or ``None``.
         finishing_s: Since when a worker's training is complete, or ``None``.
         end: How the job ended, or ``None``.
@@ -173,13 +190,13 @@ class Membership:
     failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     quarantined: Mapping[str, float] = field(default_factory=dict)
     startup_failures: int = 0
-    repeated: tuple[int, str, tuple[str, ...]] = (-1, "", ())
-    script_error: tuple[int, str] | None = None
+    repeated: RepeatedError | None = None
+    script_error: ScriptError | None = None
     below_min_since_s: float | None = None
     finishing_s: float | None = None
     end: End | None = None
 
-    def having(self, *states: str) -> list[str]:
+    def having(self, *states: SlotState) -> list[str]:
         """Names of the workers in these states, in order."""
         by_state = self._by_state
         if len(states) == 1:
@@ -190,8 +207,8 @@ class Membership:
         return [worker for worker, slot in self.slots.items() if slot.state in states]
 
     @functools.cached_property
-    def _by_state(self) -> Mapping[str, list[str]]:
-        found: dict[str, list[str]] = {}
+    def _by_state(self) -> Mapping[SlotState, list[str]]:
+        found: dict[SlotState, list[str]] = {}
         for worker, slot in self.slots.items():
             if slot.state in found:
                 found[slot.state].append(worker)
@@ -264,8 +281,8 @@ class Membership:
         return after
 
     def _regrouped(
-        self, by_state: Mapping[str, list[str]], before: Mapping[str, Slot], moved: Collection[str]
-    ) -> Mapping[str, list[str]]:
+        self, by_state: Mapping[SlotState, list[str]], before: Mapping[str, Slot], moved: Collection[str]
+    ) -> Mapping[SlotState, list[str]]:
         found = dict(by_state)
         for worker in moved:
             left, entered = before[worker].state, self.slots[worker].state

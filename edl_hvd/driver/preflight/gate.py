@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.preflight.preflight import PreflightResult
+from edl_hvd.driver.status import Countdown
 from edl_hvd.hosts import HostSlots
 from edl_hvd.preflight.measured import HostFindings
 
@@ -63,10 +64,12 @@ class Gate:
         self._told: tuple[tuple[HostSlots, ...], tuple[str, ...]] = ((), ())
 
     @property
-    def rejected(self) -> Mapping[str, tuple[str, float]]:
-        """Hosts that are left out: why, and for how many more seconds."""
+    def rejected(self) -> tuple[Countdown, ...]:
+        """Hosts that are left out."""
         now_s = self._clock.monotonic_s()
-        return {host: (one.fault, max(0.0, one.until_s - now_s)) for host, one in self._rejected.items()}
+        return tuple(
+            Countdown(host, round(max(0.0, one.until_s - now_s), 3), one.fault) for host, one in self._rejected.items()
+        )
 
     def found(self, hosts: tuple[HostSlots, ...]) -> None:
         """These are the hosts that discovery lists now."""

@@ -35,10 +35,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from edl_hvd.driver.watch.standstill import Standstill
-from edl_hvd.protocol import Beat
+from edl_hvd.driver.watch.standstill import Standstill, WaitPlace
+from edl_hvd.protocol import Beat, WorkerPhase
 
-_FLOORS_S = {"compute": 30.0, "silence": 60.0, "input": 120.0, "commit": 120.0}
+_FLOORS_S: Mapping[WorkerPhase, float] = {"compute": 30.0, "silence": 60.0, "input": 120.0, "commit": 120.0}
 # Compute: what a script does now and then on one worker, such as drawing or uploading a picture, takes seconds.
 # Silence: reading a file of gigabytes, or collecting as much garbage, may hold the lock for half a minute.
 # Input, commit: a network disk that stalls, or memory that is swapped out, comes back within a minute or two.
@@ -125,7 +125,7 @@ class _Waits:
         """What a silent worker would say now, as far as they show it."""
         ahead = any(calls > beat.waits for calls in self._longest_s)
         steps = max(self._step - beat.step, 0)
-        phase = "silence" if ahead or beat.phase == "collective" else beat.phase
+        phase: WorkerPhase = "silence" if ahead or beat.phase == "collective" else beat.phase
         return replace(beat, phase=phase, step=beat.step + steps, steps=beat.steps + steps)
 
 
@@ -248,7 +248,7 @@ class HangDetector:
         if together_s <= self._collective_timeout_s:
             return None
         step = max(seen.beat.step for seen in present.values())
-        places = {worker: (seen.beat.waits, seen.beat.collective) for worker, seen in present.items()}
+        places = {worker: WaitPlace(seen.beat.waits, seen.beat.collective) for worker, seen in present.items()}
         incarnations = {worker: seen.incarnation for worker, seen in present.items()}
         return Standstill(generation, step, places, incarnations, together_s)
 

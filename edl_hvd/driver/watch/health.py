@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from edl_hvd.clock import Clock
 from edl_hvd.deadlock import describe_deadlock, describe_standstill, is_deadlock
@@ -50,9 +50,9 @@ class _MonitoredWorker:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What is wrong with a worker: "stopped", "unheard" or "hung", and the reason for people."""
+    """What is wrong with a worker, and the reason for people."""
 
-    what: str
+    what: Literal["stopped", "unheard", "hung"]
     reason: str
 
 
@@ -156,8 +156,8 @@ class Health:
         for hung in self._hung:
             if hung.worker in self._monitored and self._monitored[hung.worker].incarnation == hung.incarnation:
                 found[hung.worker] = _Verdict("hung", hung.reason)
-        for worker, stopped, reason in self._heartbeats.lost():
-            found[worker] = _Verdict("stopped" if stopped else "unheard", reason)
+        for silent in self._heartbeats.lost():
+            found[silent.worker] = _Verdict("stopped" if silent.is_stopped else "unheard", silent.reason)
         self._found = found
         for worker in found:
             monitored = self._monitored[worker]

@@ -34,6 +34,15 @@ class _WorkerHeartbeat:
     state: str = ""  # what was answered since its last word
 
 
+@dataclass(frozen=True)
+class SilentWorker:
+    """A worker that is to be given up: its process is stopped, or nothing is known of it; ``reason`` is for people."""
+
+    worker: str
+    is_stopped: bool
+    reason: str
+
+
 class HeartbeatMonitor:
     """The heartbeats of all workers.
 
@@ -61,8 +70,8 @@ class HeartbeatMonitor:
         """Its process has ended."""
         self._heartbeats.pop(worker, None)
 
-    def lost(self) -> Iterator[tuple[str, bool, str]]:
-        """Worker, whether its process is stopped, and the reason, of those to be given up. Asks what it misses."""
+    def lost(self) -> Iterator[SilentWorker]:
+        """Those that are to be given up. Asks what it misses."""
         now_s = self._clock.monotonic_s()
         slept, self._looked_s = now_s - self._looked_s > _OWN_PAUSE_S, now_s
         for worker, heartbeat in list(self._heartbeats.items()):
@@ -78,9 +87,11 @@ class HeartbeatMonitor:
                 heartbeat.asked_s = now_s
                 heartbeat.ask(partial(self._take_answer, heartbeat, heartbeat.last_s))
             if heartbeat.state and heartbeat.state in _STOPPED:
-                yield worker, True, f"its process is stopped, and said nothing for {silent_s:.0f} s"
+                reason = f"its process is stopped, and said nothing for {silent_s:.0f} s"
+                yield SilentWorker(worker, True, reason)
             elif now_s - heartbeat.known_s > _UNKNOWN_S:
-                yield worker, False, f"it said nothing for {silent_s:.0f} s, and its host nothing of it"
+                reason = f"it said nothing for {silent_s:.0f} s, and its host nothing of it"
+                yield SilentWorker(worker, False, reason)
 
     def silent(self) -> Mapping[str, float]:
         """For how many seconds those workers have said nothing whose process runs all the same."""

@@ -10,27 +10,35 @@ from edl_hvd.protocol import Waits
 
 
 @dataclass(frozen=True)
+class WaitPlace:
+    """Where a worker waits: the calls that it has come through, and the collective that it waits for."""
+
+    waits: int
+    collective: str
+
+
+@dataclass(frozen=True)
 class Standstill:
     """What the members said.
 
     Attributes:
         generation: Of the world.
         step: Of the training.
-        places: By worker, in rank order: the calls that it has come through, and the collective that it waits for.
+        places: Where each worker waits, in rank order.
         incarnations: By worker, which of its processes said so.
         duration_s: For how long this is so.
     """
 
     generation: int
     step: int
-    places: Mapping[str, tuple[int, str]]
+    places: Mapping[str, WaitPlace]
     incarnations: Mapping[str, int]
     duration_s: float
 
     @property
     def collectives(self) -> list[str]:
         """All that are waited for."""
-        return sorted({name for _, name in self.places.values()})
+        return sorted({place.collective for place in self.places.values()})
 
     def is_still(self, other: Standstill) -> bool:
         """Nobody has moved from this one to the other."""
@@ -56,7 +64,7 @@ class Inquiry:
         if (
             answer.generation == still.generation
             and still.incarnations.get(worker) == incarnation
-            and still.places[worker] == (answer.waits, answer.collective)
+            and still.places[worker] == WaitPlace(answer.waits, answer.collective)
             and len(answer.started) == len(still.collectives)
         ):
             self._answers[worker] = answer
@@ -69,9 +77,9 @@ class Inquiry:
     def waiting(self) -> list[Waiting]:
         """Where each of them waits, once all have answered."""
         return [
-            Waiting(rank, worker, name, dict(zip(self.standstill.collectives, answer.started, strict=True)),
-                    answer.place)
-            for rank, (worker, (_, name)) in enumerate(self.standstill.places.items())
+            Waiting(rank, worker, place.collective,
+                    dict(zip(self.standstill.collectives, answer.started, strict=True)), answer.place)
+            for rank, (worker, place) in enumerate(self.standstill.places.items())
             for answer in (self._answers[worker],)
         ]  # fmt: skip
 

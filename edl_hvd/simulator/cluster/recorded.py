@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from edl_hvd.errors import UsageError
 from edl_hvd.planning.values import Curve
@@ -45,6 +46,17 @@ class RecordedRow:
     time_s: int
     duration_s: float
     gpus: int
+
+
+@dataclass(frozen=True)
+class NamedLaw:
+    """A law of speed over GPUs, and its name."""
+
+    name: str
+    law: SpeedLaw
+
+
+LawOfJob: TypeAlias = Callable[[RecordedRow], NamedLaw]
 
 
 @dataclass(frozen=True)
@@ -148,7 +160,7 @@ def read_rows(path: Path) -> list[RecordedRow]:
     return sorted(rows, key=lambda row: (row.time_s, row.name))
 
 
-def law_named(name: str, profiles: Path | None = None, seed: int = 0) -> Callable[[RecordedRow], tuple[str, SpeedLaw]]:
+def law_named(name: str, profiles: Path | None = None, seed: int = 0) -> LawOfJob:
     """The laws that a name stands for.
 
     Args:
@@ -173,12 +185,12 @@ def law_named(name: str, profiles: Path | None = None, seed: int = 0) -> Callabl
     return one_law(name, power_law(exponent))
 
 
-def one_law(name: str, law: SpeedLaw) -> Callable[[RecordedRow], tuple[str, SpeedLaw]]:
+def one_law(name: str, law: SpeedLaw) -> LawOfJob:
     """The same law for all jobs."""
-    return lambda row: (name, law)
+    return lambda row: NamedLaw(name, law)
 
 
-def drawn_laws(laws: Mapping[str, SpeedLaw], seed: int = 0) -> Callable[[RecordedRow], tuple[str, SpeedLaw]]:
+def drawn_laws(laws: Mapping[str, SpeedLaw], seed: int = 0) -> LawOfJob:
     """A law of an application of Pollux for each job, drawn among those of its GPU-hours.
 
     What is drawn for a job depends on the seed and on its name alone.
@@ -188,19 +200,19 @@ def drawn_laws(laws: Mapping[str, SpeedLaw], seed: int = 0) -> Callable[[Recorde
         seed: Seed.
     """
 
-    def law_of(row: RecordedRow) -> tuple[str, SpeedLaw]:
+    def law_of(row: RecordedRow) -> NamedLaw:
         hours = row.duration_s * row.gpus / 3600
         names = next(names for limit, names in BY_GPU_HOURS if hours < limit)
         if row.gpus > 1:
             names = tuple(name for name in names if name != _ONE_GPU_ONLY)
         name = random.Random(f"{seed} {row.name}").choice(names)
-        return name, laws[name]
+        return NamedLaw(name, laws[name])
 
     return law_of
 
 
 def elastic(
-    name: str, rows: list[RecordedRow], law_of: Callable[[RecordedRow], tuple[str, SpeedLaw]], slots: int,
+    name: str, rows: list[RecordedRow], law_of: LawOfJob, slots: int,
     host_slots: int, stretch: float = 4.0, shrink: float = 0.0,
 ) -> RecordedWorkload:  # fmt: skip
     """Make elastic jobs of recorded ones.
@@ -208,7 +220,7 @@ def elastic(
     Args:
         name: Name of the workload.
         rows: Recorded jobs.
-        law_of: Name and law of speed of a job.
+        law_of: Law of speed of a job.
         slots: GPUs of the cluster.
         host_slots: GPUs of each host.
         stretch: Most GPUs of a job, by those that its user asked for; at least 1.
@@ -222,11 +234,11 @@ def elastic(
     for row in rows:
         if row.gpus > slots:
             raise UsageError(f"job {row.name!r} asks for {row.gpus} GPUs, and the cluster has {slots}; expected fewer")
-        law_name, law = law_of(row)
-        most = row.gpus if law_name == _ONE_GPU_ONLY else min(slots, int(row.gpus * stretch))
-        if (law_name, most) not in curves:
-            curves[law_name, most] = speed_curve(law, most, host_slots)
+        law = law_of(row)
+        most = row.gpus if law.name == _ONE_GPU_ONLY else min(slots, int(row.gpus * stretch))
+        if (law.name, most) not in curves:
+            curves[law.name, most] = speed_curve(law.law, most, host_slots)
         least = max(1, int(row.gpus * shrink))
-        curve = curves[law_name, most]
-        jobs.append(RecordedJob(row.name, row.time_s, row.gpus, row.duration_s, law_name, curve, least))
+        curve = curves[law.name, most]
+        jobs.append(RecordedJob(row.name, row.time_s, row.gpus, row.duration_s, law.name, curve, least))
     return RecordedWorkload(name, tuple(jobs))

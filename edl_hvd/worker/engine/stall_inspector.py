@@ -127,7 +127,7 @@ class StalledCollective:
         return self._parse(reports) if reports is not None and is_same else []
 
     def _report(self) -> bytes:
-        place, _ = progress.where()
+        place = progress.where().place
         # Names of a large model's parameters would be too long for the store.
         started = {_digest(name): count for name, count in dict(self._started).items()}
         # The number makes it another one than that of an earlier wait.

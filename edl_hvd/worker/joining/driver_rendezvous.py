@@ -83,10 +83,10 @@ class DriverRendezvous:
                     port = self._transfer.serve(own, self._token)
                 self._driver.send(protocol.ServingState(generation, standby, own, port))
             case protocol.Explain(generation, collectives) if generation == self._horovod.generation:
-                place, stack = progress.where()
+                stands = progress.where()
                 started = tuple(self._started.get(name, 0) for name in collectives)
                 self._driver.send(
-                    protocol.Waits(generation, progress.waits, progress.collective, started, place, stack)
+                    protocol.Waits(generation, progress.waits, progress.collective, started, stands.place, stands.stack)
                 )
             case DriverLost():
                 # Nobody tells of members that leave any more. The workers agree at their next commit to stop.

@@ -6,20 +6,20 @@ import functools
 import re
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from edl_hvd.compat import patching
 from edl_hvd.errors import SettingsError, UsageError
-from edl_hvd.values import Interval
+from edl_hvd.values import Interval, IntervalUnit
 from edl_hvd.worker.position import position
 
 _Scheduler = TypeVar("_Scheduler", bound=LRScheduler)
 
-SCALE_INVARIANT = "scale-invariant steps"
-_UNITS = ("samples", "epochs", "steps")
+SCALE_INVARIANT: Final = "scale-invariant steps"
+_UNITS: tuple[IntervalUnit, ...] = ("samples", "epochs", "steps")
 _SCALE_INVARIANT = re.compile(r"(\S+)\s*scale-invariant steps?")
 # What is a sum of fractions may be short of a whole number by its rounding.
 _ROUNDING = 1e-9
@@ -97,7 +97,7 @@ class PacedScheduler:
             f"{self.edl_every.count:g} {self.edl_every.unit}; remove the call"
         )
 
-    def edl_move(self, positions: Mapping[str, float]) -> None:
+    def edl_move(self, positions: Mapping[IntervalUnit, float]) -> None:
         """Move as often as the run has come by now.
 
         Args:

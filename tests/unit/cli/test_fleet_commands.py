@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,11 @@ from click.testing import CliRunner, Result
 from edl_hvd.cli import fleet as fleet_command
 from edl_hvd.cli.main import commands
 from edl_hvd.fleet.messages import FleetView, JobProgress, JobRow
-from edl_hvd.fleet.state import FleetJob, JobSpec
+from edl_hvd.fleet.state import FleetJob, JobPhase, JobSpec
 from edl_hvd.fleet.store import FleetStore
 from edl_hvd.hosts import HostSlots
 
-FAILED = FleetJob(JobSpec("one", ("python", "train.py"), "/work", 1, 4), 0.0, phase="failed", why="exit code 1")
+FAILED = FleetJob(JobSpec("one", ("python", "train.py"), "/work", 1, 4), 0.0, phase=JobPhase.FAILED, why="exit code 1")
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_show_prints_the_last_output_of_a_job_that_failed(fleet: Callable[..., R
     (tmp_path / "jobs" / "one" / "output.log").write_text("\n\n".join([*lines, "  \x1b[2Kindex [7] is wrong\n"]))
     shown = fleet("show", "one").output.splitlines()
     assert shown[-21:] == ["its last output", *lines[-19:], "   [2Kindex [7] is wrong"]
-    for job in (replace(FAILED, phase="running"), replace(FAILED, phase="complete")):
+    for job in (replace(FAILED, phase=JobPhase.RUNNING), replace(FAILED, phase=JobPhase.COMPLETE)):
         assert "line 29" not in fleet("show", "one", job=job).output
 
 
@@ -80,3 +81,8 @@ def test_a_daemon_that_cannot_serve_its_page_does_not_say_that_it_shares_hosts(t
     done = CliRunner().invoke(commands, words)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
+
+
+def test_the_phase_of_a_job_is_a_word_in_json(fleet: Callable[..., Result]) -> None:
+    (row,) = json.loads(fleet("list", "--json").stdout)["jobs"]
+    assert row["job"]["phase"] == json.loads(fleet("show", "one", "--json").stdout)["job"]["phase"] == "failed"

@@ -12,7 +12,7 @@ from edl_hvd.cli.metrics_text import job_metrics
 from edl_hvd.driver.measurements import WorkStatus
 from edl_hvd.driver.status import Status, TrainingProgress, WorkerStatus
 from edl_hvd.fleet.messages import FleetView, JobProgress, JobRow
-from edl_hvd.fleet.state import FleetJob, HeldClaim, JobSpec
+from edl_hvd.fleet.state import FleetJob, HeldClaim, JobPhase, JobSpec
 from edl_hvd.hosts import HostSlots
 from edl_hvd.planning.values import Curve
 from edl_hvd.status_server import Document
@@ -24,7 +24,8 @@ HOSTS = (HostSlots("a", 4), HostSlots("b", 4))
 def row(name: str, slots: int, why: str = "all that it asks for") -> JobRow:
     spec = JobSpec(name=name, command=("python", "train.py", SECRET), folder="/", least=1, most=8)
     given = (HostSlots("a", slots),) if slots else ()
-    job = FleetJob(spec, 0.0, phase="running" if slots else "waiting", why=why, given=given, share=given, run=1)
+    phase = JobPhase.RUNNING if slots else JobPhase.WAITING
+    job = FleetJob(spec, 0.0, phase=phase, why=why, given=given, share=given, run=1)
     return JobRow(job, JobProgress("training", slots, 1200, 345.6, 1100, 90.0), 3.0, 77.0)
 
 

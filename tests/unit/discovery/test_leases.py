@@ -17,7 +17,7 @@ from clocks import FakeClock
 from fleet import within
 from thread_signals import signal_another_thread
 
-from edl_hvd.discovery.leasing import HeldLease
+from edl_hvd.discovery.leasing import HeldHostLease
 from edl_hvd.discovery.registry import make_source
 from edl_hvd.discovery.sources.combined import read_source
 from edl_hvd.discovery.sources.leases import Leases
@@ -206,7 +206,7 @@ def test_a_memory_of_another_version_is_none(hosts: Hosts, memory: object) -> No
 def test_a_held_lease_is_written_again_and_again_and_given_back(tmp_path: Path) -> None:
     older = tmp_path / "node-b=7.lease"
     older.write_text('{"holder": "before", "count": 3}')
-    lease = HeldLease(str(tmp_path), B, every_s=0.01)
+    lease = HeldHostLease(str(tmp_path), B, every_s=0.01)
     path = tmp_path / "node-b=2.lease"
     first = json.loads(path.read_text())
     within(60, lambda: json.loads(path.read_text())["count"] > first["count"] + 3)
@@ -220,7 +220,7 @@ def test_a_held_lease_is_written_again_and_again_and_given_back(tmp_path: Path) 
 def test_a_lease_that_cannot_be_written_says_so_once_and_goes_on(tmp_path: Path) -> None:
     told: list[str] = []
     folder = tmp_path / "leases"
-    lease = HeldLease(str(folder), A, every_s=0.01, problem=told.append)
+    lease = HeldHostLease(str(folder), A, every_s=0.01, problem=told.append)
     before = threading.active_count()
     (folder / "node-a=1.lease").unlink()
     (folder / "node-a=1.lease").mkdir()
@@ -238,7 +238,7 @@ def test_a_lease_that_cannot_be_written_says_so_once_and_goes_on(tmp_path: Path)
 def test_the_first_write_has_to_succeed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
-        HeldLease(str(tmp_path / "file"), A)
+        HeldHostLease(str(tmp_path / "file"), A)
 
 
 def test_text_of_the_source() -> None:

@@ -14,7 +14,7 @@ from edl_hvd.build.torch_facts import TorchFacts
 from edl_hvd.build.verify import HorovodFacts
 from edl_hvd.cli import doctor as doctor_cli
 from edl_hvd.doctor import engine, machine, outside
-from edl_hvd.doctor.findings import ADVICE, MISSING, OK, CheckResult
+from edl_hvd.doctor.findings import ADVICE, MISSING, OK, CheckResult, CheckVerdict
 
 HOROVOD = HorovodFacts("0.28.1", gloo=True, mpi=False, nccl=False, cuda=False, revision=REVISION)
 
@@ -185,7 +185,7 @@ def test_a_discovery_script_is_run_through_the_shell_as_horovod_does(tmp_path: P
 
 @pytest.mark.parametrize(("verdict", "code"), [(OK, 0), (ADVICE, 0), (MISSING, 1)])
 def test_the_exit_code_says_whether_something_required_is_missing(
-    monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
+    monkeypatch: pytest.MonkeyPatch, verdict: CheckVerdict, code: int
 ) -> None:
     finding = CheckResult("Engine", "torch", verdict, "2.13.0 [cpu]", "pip install 'edl-hvd[torch]'")
     monkeypatch.setattr(doctor_cli, "examine", lambda *_: iter([finding]))

@@ -13,6 +13,7 @@ from edl_hvd.driver.host_feed import HostFeed
 from edl_hvd.driver.membership.events import DrainRequested, HostsFound
 from edl_hvd.driver.preflight.gate import AGAIN_S, RETRY_S
 from edl_hvd.driver.preflight.preflight import PreflightResult
+from edl_hvd.driver.status import Countdown
 from edl_hvd.hosts import HostSlots
 from edl_hvd.preflight.measured import HostFindings, Measured
 
@@ -114,7 +115,7 @@ async def test_a_host_that_fails_is_listed_as_unfit_and_told_with_its_numbers(on
     await one.looks.end(b="40 GFLOP/s")
     assert one.told() == [HostsFound((A, B), failed_preflight=("b",))]
     assert one.notes[-1] == "b gets no workers: 40 GFLOP/s; it is looked at again in 600 s"
-    assert one.feed.gate.rejected == {"b": ("40 GFLOP/s", AGAIN_S)}
+    assert one.feed.gate.rejected == (Countdown("b", AGAIN_S, "40 GFLOP/s"),)
 
 
 @pytest.mark.parametrize(("fault", "pause_s"), [("40 GFLOP/s", AGAIN_S), ("mute", RETRY_S)])
@@ -136,7 +137,7 @@ def test_it_is_looked_at_again_after_a_while_and_told_once_for_the_same_fault(fa
         await one.list(A, B)
         await one.looks.end()
         assert one.told() == [HostsFound((A, B), failed_preflight=("b",)), HostsFound((A, B))]
-        assert one.feed.gate.rejected == {}
+        assert one.feed.gate.rejected == ()
 
     play()
 
@@ -166,7 +167,7 @@ async def test_a_notice_for_a_host_that_is_in_is_the_jobs_and_for_another_keeps_
     one.feed.noticed("b", 120.0)
     await one.looks.end()
     assert one.told() == [HostsFound((A, B), failed_preflight=("b",))]
-    assert one.feed.gate.rejected["b"][0] == "it is to go in 120 s"
+    assert [out.reason for out in one.feed.gate.rejected] == ["it is to go in 120 s"]
     one.feed.noticed("a", 30.0)
     assert one.told() == [DrainRequested("a", 30.0, deferred=True)]
 

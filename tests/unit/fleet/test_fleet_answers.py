@@ -12,7 +12,7 @@ from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import decide, read_request, what_if
 from edl_hvd.fleet.hosts_source import read_hosts
 from edl_hvd.fleet.messages import Agreed, PlanView, Refused
-from edl_hvd.fleet.state import Fleet, FleetRules, JobSpec, total
+from edl_hvd.fleet.state import Fleet, FleetRules, JobPhase, JobSpec, total
 from edl_hvd.fleet.turn import turn
 from edl_hvd.hosts import HostSlots
 from edl_hvd.planning.values import QueueRule
@@ -140,7 +140,7 @@ def test_a_job_whose_hosts_have_gone_waits_and_says_why():
     fleet, _ = turn(fleet, events.HostsListed((HostSlots("a", 2),)), 3.0)
     fleet, _ = turn(fleet, events.RunStarted("one", 8, "token"), 3.0)
     fleet, _ = turn(fleet, events.RunEnded("one", 75, "all hosts were left", 5), 4.0)
-    assert fleet.jobs["one"].phase == "waiting"
+    assert fleet.jobs["one"].phase is JobPhase.WAITING
     assert fleet.jobs["one"].reason == "NeverFits"
 
 

@@ -10,7 +10,7 @@ from edl_hvd.fleet import turn as turn_module
 from edl_hvd.fleet.events import FleetAction, FleetEvent
 from edl_hvd.fleet.planned import asks_of, members_of, prior
 from edl_hvd.fleet.replay import decide_again
-from edl_hvd.fleet.state import Fleet, FleetRules, JobSpec, as_hosts, total
+from edl_hvd.fleet.state import Fleet, FleetRules, JobPhase, JobSpec, as_hosts, total
 from edl_hvd.fleet.store import FleetEntry
 from edl_hvd.fleet.turn import turn
 from edl_hvd.hosts import HostSlots
@@ -45,7 +45,7 @@ def on(*hosts: str) -> tuple[HostSlots, ...]:
 def test_the_first_job_gets_all_slots_that_it_can_use():
     fleet, done = play(events.HostsListed(FOUR), events.JobSubmitted(spec("one")))
     assert done == [events.StartRun("one", FOUR)]
-    assert fleet.jobs["one"].phase == "running"
+    assert fleet.jobs["one"].phase is JobPhase.RUNNING
 
 
 def test_a_second_job_starts_when_workers_of_the_first_have_left_and_not_before():
@@ -58,10 +58,10 @@ def test_a_second_job_starts_when_workers_of_the_first_have_left_and_not_before(
     shrunk = fleet.jobs["one"].given
     assert done == [events.GiveHosts("one", shrunk)]
     assert total(shrunk) < 4
-    assert fleet.jobs["two"].phase == "waiting"
+    assert fleet.jobs["two"].phase is JobPhase.WAITING
     fleet, done = play(events.RunObserved("one", shrunk, 9, has_trained=True), fleet=fleet)
     assert [type(action) for action in done] == [events.StartRun]
-    assert fleet.jobs["two"].phase == "running"
+    assert fleet.jobs["two"].phase is JobPhase.RUNNING
 
 
 def test_a_job_counts_by_the_curve_of_its_family_until_it_has_its_own():
@@ -81,7 +81,7 @@ def test_a_job_counts_by_the_curve_of_its_family_until_it_has_its_own():
     assert two.curves == (flat,)
     assert three.curves == (prior(4),)
     assert shared_timings(members_of(fleet, "text")) == measured
-    assert fleet.jobs["one"].phase == "complete"
+    assert fleet.jobs["one"].phase is JobPhase.COMPLETE
 
 
 def test_a_claim_is_granted_when_workers_have_left_and_is_given_back():
@@ -106,7 +106,7 @@ def test_a_claim_without_room_says_why_and_jobs_start_beside_it_until_it_has():
         events.SlotsClaimed("web", 2, 1000, for_s=None),
         events.JobSubmitted(spec("one")),
     )
-    assert fleet.jobs["one"].phase == "running"
+    assert fleet.jobs["one"].phase is JobPhase.RUNNING
     assert fleet.claims["web"].why.startswith("it needs 2 slots, and at most 1 can be freed")
     assert fleet.claims["db"].why == ""
     fleet, _ = play(events.ClaimReleased("db"), fleet=fleet)
@@ -128,10 +128,10 @@ def test_a_job_of_higher_priority_stops_another_which_goes_on_later():
     low, high = spec("low", 4), spec("high", 4, priority=5)
     fleet, done = play(events.HostsListed(FOUR), events.JobSubmitted(low), events.JobSubmitted(high))
     assert done == [events.EndRun("low")]
-    assert fleet.jobs["low"].phase == "stopping"
+    assert fleet.jobs["low"].phase is JobPhase.STOPPING
     fleet, done = play(events.RunEnded("low", 75, "all hosts were left", 7), fleet=fleet)
     assert done == [events.StartRun("high", FOUR)]
-    assert (fleet.jobs["low"].phase, fleet.jobs["low"].preemptions) == ("waiting", 1)
+    assert (fleet.jobs["low"].phase, fleet.jobs["low"].preemptions) == (JobPhase.WAITING, 1)
     fleet, done = play(events.RunEnded("high", 0, ""), fleet=fleet)
     assert done == [events.StartRun("low", FOUR)]
     assert fleet.jobs["low"].run == 2
@@ -141,7 +141,7 @@ def test_a_job_that_must_not_be_stopped_is_not():
     low, high = spec("low", 4, preemptible=False), spec("high", 4, priority=5)
     fleet, done = play(events.HostsListed(FOUR), events.JobSubmitted(low), events.JobSubmitted(high))
     assert done == []
-    assert fleet.jobs["high"].phase == "waiting"
+    assert fleet.jobs["high"].phase is JobPhase.WAITING
     assert fleet.jobs["high"].reason
 
 
@@ -152,7 +152,7 @@ def test_a_job_is_stopped_and_resumed_by_its_user():
     fleet, done = play(events.JobStopAsked("one"), fleet=fleet)
     assert done == [], "a second signal would end it without a checkpoint"
     fleet, _ = play(events.RunEnded("one", 75, "", 12), fleet=fleet)
-    assert fleet.jobs["one"].phase == "stopped"
+    assert fleet.jobs["one"].phase is JobPhase.STOPPED
     fleet, done = play(events.TimePassed(), fleet=fleet)
     assert done == []
     fleet, done = play(events.JobResumeAsked("one"), fleet=fleet)
@@ -166,7 +166,7 @@ def test_a_stop_that_is_taken_back_ends_in_another_run():
         events.JobStopAsked("one"),
         events.JobResumeAsked("one"),
     )
-    assert fleet.jobs["one"].phase == "stopping"
+    assert fleet.jobs["one"].phase is JobPhase.STOPPING
     fleet, done = play(events.RunEnded("one", 75, "", 12), fleet=fleet)
     assert done == [events.StartRun("one", FOUR)]
 
@@ -179,8 +179,11 @@ def test_scaling_takes_and_gives_while_it_trains():
     assert total(fleet.jobs["one"].given) == 3
 
 
-@pytest.mark.parametrize(("code", "phase"), [(0, "complete"), (1, "failed"), (2, "failed"), (130, "failed")])
-def test_how_a_run_ends(code: int, phase: str):
+@pytest.mark.parametrize(
+    ("code", "phase"),
+    [(0, JobPhase.COMPLETE), (1, JobPhase.FAILED), (2, JobPhase.FAILED), (130, JobPhase.FAILED)],
+)
+def test_how_a_run_ends(code: int, phase: JobPhase):
     fleet, done = play(events.HostsListed(FOUR), events.JobSubmitted(spec("one")), events.RunEnded("one", code, "so"))
     assert (fleet.jobs["one"].phase, fleet.jobs["one"].exit_code, done) == (phase, code, [])
 
@@ -195,7 +198,7 @@ def test_a_failed_run_is_repeated_as_often_as_its_user_allows_with_growing_pause
         assert any(isinstance(action, events.StartRun) for action in actions)
         fleet, _ = turn(fleet, events.RunStarted("one", 5, "token"), 13.0)
     fleet, _ = turn(fleet, events.RunEnded("one", 1, "a mistake"), 14.0)
-    assert (fleet.jobs["one"].phase, fleet.jobs["one"].why) == ("failed", "a mistake")
+    assert (fleet.jobs["one"].phase, fleet.jobs["one"].why) == (JobPhase.FAILED, "a mistake")
 
 
 def test_a_run_that_was_killed_after_it_came_further_goes_on_at_once():
@@ -203,7 +206,7 @@ def test_a_run_that_was_killed_after_it_came_further_goes_on_at_once():
     for step in range(10, 100, 10):
         fleet, _ = play(events.RunEnded("one", None, "edlrun was killed", step), events.TimePassed(), fleet=fleet)
         fleet, _ = turn(fleet, events.TimePassed(), 60.0)
-        assert fleet.jobs["one"].phase in ("running", "starting", "waiting")
+        assert fleet.jobs["one"].phase.wants_slots
         fleet, _ = turn(fleet, events.RunStarted("one", step, "token"), 60.0)
     assert fleet.jobs["one"].failures <= 1
 
@@ -217,7 +220,7 @@ def test_processes_that_a_killed_run_has_left_keep_their_slots():
         events.JobSubmitted(spec("two", 4, priority=3)),
         events.TimePassed(),
     )
-    assert fleet.jobs["two"].phase == "waiting"
+    assert fleet.jobs["two"].phase is JobPhase.WAITING
     fleet, done = play(events.RunObserved("one", ()), fleet=fleet)
     assert events.StartRun("two", FOUR) in done
 
@@ -269,7 +272,7 @@ def test_whatever_happens_no_slot_is_given_twice_and_everything_comes_to_rest(se
     world.settle()
     assert world.starts > 5, "something happened"
     for job in world.fleet.jobs.values():
-        if job.phase in ("starting", "running"):
+        if job.phase.keeps_slots:
             assert world.is_carried_out(job), f"{job.name} has {job.given} instead of {job.share}"
     for claim in world.fleet.claims.values():
         assert claim.granted == claim.share

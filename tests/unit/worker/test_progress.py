@@ -15,7 +15,7 @@ from fake_world import alone
 from waiting import soon
 
 import edl_hvd
-from edl_hvd.worker.progress import Progress, current_frames, place_of, progress, recognise
+from edl_hvd.worker.progress import Progress, StackPlace, current_frames, place_of, progress, recognise
 
 MAIN = threading.main_thread().ident or 0
 
@@ -56,11 +56,11 @@ def test_a_wait_tells_its_collective_and_where_the_script_stands(clock):
     with progress.waiting():
         progress.collective = "edl_hvd.gather"
         assert progress.beat(1).collective == "edl_hvd.gather"
-        place, stack = progress.where()
-    line = stack.splitlines()[1]
+        stands = progress.where()
+    line = stands.stack.splitlines()[1]
     number = int(re.search(r"line (\d+) in test_a_wait_tells", line)[1])
     assert f'File "{__file__}"' in line
-    assert place == f"test_progress.py:{number} in test_a_wait_tells_its_collective_and_where_the_script_stands"
+    assert stands.place == f"test_progress.py:{number} in test_a_wait_tells_its_collective_and_where_the_script_stands"
     progress.enter("compute")
     assert progress.beat(1).collective == ""
 
@@ -101,18 +101,18 @@ def test_of_a_wait_in_another_thread_the_main_one_tells_the_place(clock):
     thread = threading.Thread(target=library["run"])
     thread.start()
     soon(waits)
-    place, stack = progress.where()
+    stands = progress.where()
     looked.set()
     soon(thread)
-    assert place.startswith("test_progress.py:")
-    assert f'File "{threading.__file__}", line 4 in run' in stack
+    assert stands.place.startswith("test_progress.py:")
+    assert f'File "{threading.__file__}", line 4 in run' in stands.stack
 
 
 def test_a_deep_stack_is_cut(clock):
-    def deep(count: int) -> tuple[str, str]:
+    def deep(count: int) -> StackPlace:
         return deep(count - 1) if count else Progress(clock).where()
 
-    _, stack = deep(500)
+    stack = deep(500).stack
     assert len(stack.splitlines()) < 50
     assert re.search(r"… \d{3} more$", stack)
 

@@ -11,9 +11,9 @@ import pytest
 from clocks import FakeClock
 
 from edl_hvd.driver.membership.events import Deadlocked, Lost
-from edl_hvd.driver.membership.state import Membership, PublishedWorld, Rules, Slot
+from edl_hvd.driver.membership.state import Membership, PublishedWorld, Rules, Slot, WorldPhase
 from edl_hvd.driver.watch.health import Health
-from edl_hvd.protocol import Beat, StragglerFound, Waits
+from edl_hvd.protocol import Beat, StragglerFound, Waits, WorkerPhase
 
 STACK = ["Current thread 0x0b (most recent call first):", '  File "/job/train.py", line 71 in augment']
 MEMBERS = ("a:0", "b:0")
@@ -43,14 +43,14 @@ class Process:
 class Ward:
     """Two workers, one of which waits for the other. Time passes in :meth:`play` only."""
 
-    def __init__(self, phase: str = "running") -> None:
+    def __init__(self, phase: WorldPhase = "running") -> None:
         self.clock = FakeClock()
         self.lost: list[Lost] = []
         self.notices: list[str] = []
         self.slow: list[StragglerFound] = []
         self.deadlocked: list[Deadlocked] = []
         self.asked: list[tuple[str, int, list[str]]] = []
-        self.phases = {"a:0": "collective", "b:0": "compute"}
+        self.phases: dict[str, WorkerPhase] = {"a:0": "collective", "b:0": "compute"}
         self.health = Health(
             self.clock, self.lost.append, self.notices.append, self.slow.append, self.deadlocked.append,
             lambda *question: self.asked.append(question),

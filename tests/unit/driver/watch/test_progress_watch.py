@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from fake_heartbeats import FOR_EVER, FakeJob, steps
+from fake_heartbeats import FOR_EVER, FakeJob, FakePhase, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-HANG = ("compute", FOR_EVER)
+from edl_hvd.driver.watch.standstill import WaitPlace
+
+HANG: tuple[FakePhase, float] = ("compute", FOR_EVER)
 DAY_S = 24 * 3600.0
 
 
@@ -267,7 +269,7 @@ def test_when_all_wait_for_each_other_for_a_minute_they_stand_still_and_nobody_i
     assert still is not None
     waits = job.workers["a:0"].progress.waits
     assert (still.generation, still.step, still.collectives) == (1, job.workers["a:0"].progress.step, ["a", "b"])
-    assert still.places == {"a:0": (waits, "a"), "b:0": (waits, "b"), "c:0": (waits, "b")}
+    assert still.places == {"a:0": WaitPlace(waits, "a"), "b:0": WaitPlace(waits, "b"), "c:0": WaitPlace(waits, "b")}
     assert 60 < still.duration_s < 63
     assert job.play(600) is None
     assert job.warnings == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clocks import FakeClock
 
-from edl_hvd.driver.watch.heartbeats import HeartbeatMonitor
+from edl_hvd.driver.watch.heartbeats import HeartbeatMonitor, SilentWorker
 
 
 class Patient:
@@ -33,9 +33,9 @@ def ward(**patients: Patient) -> tuple[FakeClock, HeartbeatMonitor]:
     return clock, pulse
 
 
-def pass_silently(clock: FakeClock, pulse: HeartbeatMonitor, seconds: float) -> list[tuple[str, bool, str]]:
+def pass_silently(clock: FakeClock, pulse: HeartbeatMonitor, seconds: float) -> list[SilentWorker]:
     """What is found in the meantime."""
-    found = []
+    found: list[SilentWorker] = []
     for _ in range(int(seconds / 0.05)):
         clock.sleep(0.05)
         found += pulse.lost()
@@ -45,7 +45,8 @@ def pass_silently(clock: FakeClock, pulse: HeartbeatMonitor, seconds: float) -> 
 def test_a_stopped_process_is_known_two_seconds_after_its_last_word():
     clock, pulse = ward(a=Patient("T"))
     assert pass_silently(clock, pulse, 2.0) == []
-    assert pass_silently(clock, pulse, 0.1)[0] == ("a", True, "its process is stopped, and said nothing for 2 s")
+    found = pass_silently(clock, pulse, 0.1)
+    assert found[0] == SilentWorker("a", True, "its process is stopped, and said nothing for 2 s")
 
 
 def test_a_worker_that_speaks_is_never_asked_for():
@@ -70,8 +71,8 @@ def test_a_worker_of_which_nothing_is_known_is_given_up_after_half_a_minute():
     assert pass_silently(clock, pulse, 29.9) == []
     assert pulse.silent() == {}
     found = pass_silently(clock, pulse, 0.3)
-    assert ("a", False, "it said nothing for 30 s, and its host nothing of it") in found
-    assert {worker for worker, _, _ in found} == {"a", "b"}
+    assert SilentWorker("a", False, "it said nothing for 30 s, and its host nothing of it") in found
+    assert {silent.worker for silent in found} == {"a", "b"}
 
 
 def test_a_host_that_stops_answering_is_given_up_half_a_minute_after_its_last_answer():
@@ -113,7 +114,7 @@ def test_a_driver_that_was_paused_begins_to_count_anew():
     clock.sleep(3600)
     assert list(pulse.lost()) == []
     assert pass_silently(clock, pulse, 1.9) == []
-    assert [worker for worker, _, _ in pass_silently(clock, pulse, 0.2)] == ["a", "a"]
+    assert [silent.worker for silent in pass_silently(clock, pulse, 0.2)] == ["a", "a"]
 
 
 def test_news_of_an_earlier_life_is_no_sign_of_life():

@@ -246,9 +246,9 @@ class TestLaws:
     def test_what_is_drawn_depends_on_seed_and_name_alone(self) -> None:
         laws = {name: power_law(0.5) for _, names in BY_GPU_HOURS for name in names}
         rows = [RecordedRow(f"j{number}", 0, 1800.0, 1) for number in range(100)]
-        first = [drawn_laws(laws)(row)[0] for row in rows]
-        assert first == [drawn_laws(laws)(row)[0] for row in reversed(rows)][::-1]
-        assert first != [drawn_laws(laws, seed=1)(row)[0] for row in rows]
+        first = [drawn_laws(laws)(row).name for row in rows]
+        assert first == [drawn_laws(laws)(row).name for row in reversed(rows)][::-1]
+        assert first != [drawn_laws(laws, seed=1)(row).name for row in rows]
         assert set(first) == {"cifar10", "ncf"}
 
     @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ class TestLaws:
     )
     def test_gpu_hours_choose_among_the_applications(self, hours: float, gpus: int, names: set[str]) -> None:
         laws = {name: power_law(0.5) for _, of in BY_GPU_HOURS for name in of}
-        drawn = {drawn_laws(laws)(RecordedRow(f"j{number}", 0, 3600 * hours / gpus, gpus))[0] for number in range(50)}
+        drawn = {drawn_laws(laws)(RecordedRow(f"j{number}", 0, 3600 * hours / gpus, gpus)).name for number in range(50)}
         assert drawn == names
 
     def test_a_job_of_one_gpu_only_gets_no_more(self) -> None:
