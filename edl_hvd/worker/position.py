@@ -54,9 +54,9 @@ class Position:
         is_even: Whether every worker computes one micro-batch in this step.
         has_idle: Whether some worker computes none.
         steps_in_body: Calls of ``optimizer.step()`` in this body.
-        is_asked: Whether the script has read ``optimizer.at_boundary`` in this body; then it may do what belongs to a
-            step where that is true.
-        knows_step: Whether the script has read ``state.step`` or ``optimizer.at_boundary`` in this loop.
+        is_asked: Whether the script has read ``at_boundary`` of an optimizer in this body; then it may do what belongs
+            to a step where that is true.
+        knows_step: Whether the script has read ``state.step``, or ``at_boundary`` of an optimizer, in this loop.
         left: How the script has left a loop.
         loops: Last loops over a step: autograd's number of the first operation in each, and of the first one after it.
         loop_number: Number of the loop over batches that has begun last.
