@@ -25,7 +25,7 @@ from edl_hvd.worker.position import LeftLoop, position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.reruns import FunctionReruns
 from edl_hvd.worker.schedules import Schedules
-from edl_hvd.worker.training.alike import check_alike, is_due
+from edl_hvd.worker.training.alike import buffer_digests, check_alike, is_due
 from edl_hvd.worker.training.metric_sync import MetricSync
 from edl_hvd.worker.training.optimizer import is_distributed
 from edl_hvd.worker.training.process_group import PresentGroup, ProcessGroup, WorldGroup
@@ -305,9 +305,21 @@ class Runtime:
         }
         names, vote = {**reduction.names, **averages}, self.coordinator.vote_now()
         numbers = {name: value for name, value in self.store.module_numbers().items() if isinstance(value, float)}
-        attributes = {**self.store.attributes, _NUMBERS: numbers}
+        models = {
+            name: kept.value for name, kept in self.store.handlers.items() if isinstance(kept.value, torch.nn.Module)
+        }
+        buffers = buffer_digests(models)
+        attributes = {**self.store.attributes, **buffers, _NUMBERS: numbers}
         found = check_alike(names, attributes, vote, self.group.collectives, self.store.step)
         for name in found.unlike:
+            if name in buffers:
+                self.warn_once(
+                    "buffer",
+                    f"state.{name}, a buffer, is not the same on all workers after step {self.store.step}, and becomes "
+                    "their mean at the end of an epoch; set it from what all have, such as parameters, step.mean(…) or "
+                    "what edl_hvd.allreduce returns, and not from the last forward pass of this worker",
+                )
+                continue
             if name == _NUMBERS:
                 name = ", state.".join(sorted(numbers)) or "model"
             self.warn_once(

@@ -13,6 +13,7 @@ from catalogue.steps import make_model
 from idioms import Job
 from simulation import Simulation
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader
 
 import edl_hvd
@@ -188,3 +189,84 @@ def test_the_end_of_an_epoch_compares_and_votes_at_once(monkeypatch):
     Simulation(2).run(lambda: run(Job(epochs=2), nothing))
     # On each of two ranks one vote per epoch: that of the commit behind what the script does after its batches.
     assert shapes.count((len(Vote()),)) == 4
+
+
+def pruned_at_tops(job: Job, takes: str):
+    """``torch.nn.utils.prune`` at the top of each epoch but the first."""
+    edl_hvd.init()
+    model = make_model()
+    for layer in (model[0], model[2]):
+        prune.identity(layer, "weight")
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=2.0))
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(5):
+            for layer in (model[0], model[2]) if epoch else ():
+                scores = getattr(layer, takes).detach().abs()
+                prune.l1_unstructured(layer, "weight", amount=0.2, importance_scores=scores)
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+
+    train(state)
+    return model
+
+
+@pytest.mark.parametrize("takes", ["weight", "weight_orig"])
+def test_masks_that_workers_choose_by_their_last_forward_pass_are_said(takes):
+    """``weight`` is that of the last forward pass; a worker that is idle in the last step has an older one."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EdlHvdWarning)
+        models = Simulation(3).run(lambda: pruned_at_tops(Job(3), takes))
+    said = {str(warning.message) for warning in caught if "becomes their mean" in str(warning.message)}
+    whole = all(
+        set(mask.unique().tolist()) <= {0.0, 1.0}
+        for model in models for name, mask in model.named_buffers() if name.endswith("_mask")
+    )  # fmt: skip
+    if takes == "weight":
+        assert not whole, "the masks have become their mean"
+        assert len(said) == 1
+        assert "weight_mask, a buffer, is not the same on all workers" in said.pop()
+    else:
+        assert whole
+        assert not said
+
+
+def test_buffers_whose_shapes_differ_are_refused_on_every_worker():
+    """As those of an observer, which a worker without a micro-batch has not run."""
+
+    class Observed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+            self.register_buffer("seen", torch.zeros(0))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if not self.seen.numel():
+                self.seen.resize_(3).zero_()
+            return self.layer(inputs)
+
+    def script():
+        optimizer, loader, state = prepare(Job(12), Observed())
+
+        @edl_hvd.elastic
+        def train(state):
+            for _ in state.epochs(1):
+                for step in state.steps(loader):
+                    optimizer.zero_grad()
+                    for inputs, target in step:
+                        F.cross_entropy(state.model(inputs), target).backward()
+                    optimizer.step()
+
+        train(state)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EdlHvdWarning)
+        with pytest.raises(UsageError, match="buffers of the models have other shapes"):
+            Simulation(2).run(script)

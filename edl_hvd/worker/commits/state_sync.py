@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from edl_hvd.errors import UsageError
 from edl_hvd.worker.codec import Encoded
 from edl_hvd.worker.commits.commit import NOTHING, Freshness
 from edl_hvd.worker.engine.collectives import Collectives
@@ -124,6 +126,9 @@ class AveragedBuffers:
 
         Returns:
             Whether any may have changed.
+
+        Raises:
+            UsageError: They have other shapes than on another rank; on all ranks.
         """
         group = self.group
         if group is None or self._is_exact:
@@ -136,18 +141,37 @@ class AveragedBuffers:
         return True
 
 
+def _digest(tensor: torch.Tensor) -> int:
+    return zlib.crc32(tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
+
+
 def _average(group: ProcessGroup, tensors: list[torch.Tensor], weight: int) -> None:
     """Make tensors equal on all ranks, in place: floating-point ones become their mean, others their maximum.
 
+    Those that are equal already stay as they are: the mean of ones may be a little less than 1, which is no mask.
     Collective; blocks.
 
     Args:
         group: Workers of the world.
         tensors: Tensors of this rank.
         weight: Weight of this rank's tensors in the mean; where all have 0 they weigh the same.
+
+    Raises:
+        UsageError: They have other shapes than on another rank; on all ranks.
     """
     collectives = group.collectives
-    weights = [row[0] for row in collectives.gather_integers([weight])]
+    shapes = [list(tensor.shape) for tensor in tensors]
+    digests = [_digest(tensor) for tensor in tensors]
+    rows = collectives.gather_integers([weight, len(tensors), zlib.crc32(json.dumps(shapes).encode())])
+    if len({(row[1], row[2]) for row in rows}) > 1:
+        raise UsageError(
+            "the buffers of the models have other shapes on some workers than on others, such as those of an observer "
+            "(quantisation) or a lazy layer that a worker without a micro-batch has not run; run one forward pass "
+            "before State is made, or choose a micro_batch of which every worker gets one"
+        )
+    tables = zip(*collectives.gather_integers(digests), strict=True)
+    tensors = [tensor for tensor, digest in zip(tensors, tables, strict=True) if len(set(digest)) > 1]
+    weights = [row[0] for row in rows]
     share = weights[group.rank] / sum(weights) if any(weights) else 1 / len(weights)
     for bucket in _buckets(dict(enumerate(tensors))):
         flat = torch.cat([t.detach().reshape(-1) for t in bucket])

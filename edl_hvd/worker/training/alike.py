@@ -3,7 +3,8 @@
 They begin with the same ones, and move them by the same gradients. What a script computes at step level from what only
 one worker has, such as the last micro-batch, or by a generator of its own, drives them apart, without any error. So the
 weights are compared after the first steps, then more and more rarely, and at the end of each epoch. So are the numbers,
-lists and tensors in ``State``; these may be meant to differ, which is said once. With ``exact=True`` a worker that may
+lists and tensors in ``State``, and the buffers of models but for statistics; these may be meant to differ, which is
+said once. With ``exact=True`` a worker that may
 round differently is stopped before it computes.
 """
 
@@ -15,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.engine.collectives import Collectives
+from edl_hvd.worker.training.buffers import other_buffers
 from edl_hvd.worker.training.round_message import Vote
 
 _TOLERANCE = 1e-4
@@ -127,6 +129,24 @@ def check_same_numerics(own: Mapping[str, str], of_first: Mapping[str, str]) -> 
             f"exact=True needs workers that compute alike, and this one differs from rank 0 in {'; '.join(others)}; "
             "give all hosts the same hardware and settings (OMP_NUM_THREADS sets the threads), or leave exact=True out"
         )
+
+
+def buffer_digests(models: Mapping[str, torch.nn.Module]) -> dict[str, list[float]]:
+    """Return two numbers of each buffer that only step level may change, by its place in ``State``.
+
+    Args:
+        models: Models, by their attribute of the state.
+    """
+    found = {}
+    for place, module, name in other_buffers(models):
+        buffer = module._buffers[name]
+        if buffer is None or buffer.is_complex() or isinstance(buffer, UninitializedBuffer):
+            continue
+        values = buffer.detach().double().reshape(-1)
+        # Masks may have the same sum, and ones in other places.
+        ramp = torch.linspace(1, 2, values.numel(), dtype=torch.float64, device=values.device)
+        found[place] = [float(values.sum()), float(values @ ramp)]
+    return found
 
 
 def _digest_of(value: Any, name: str) -> int:

@@ -197,6 +197,20 @@ def _vectors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
                 yield from (getattr(module, f"{before.name}_{vector}") for vector in ("u", "v"))
 
 
+def other_buffers(models: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module, str]]:
+    """Yield the buffers of :class:`OtherBuffers`: place in ``State``, module, and name there; in one order everywhere.
+
+    Args:
+        models: Models, by their attribute of the state.
+    """
+    for attribute, model in models.items():
+        for path, module in model.named_modules():
+            if isinstance(module, (_NormBase, parametrizations._SpectralNorm, torch.optim.swa_utils.AveragedModel)):
+                continue
+            for name in sorted(module._buffers.keys() - module._non_persistent_buffers_set - _of_hooks(module)):
+                yield f"{attribute}.{path}.{name}".replace("..", "."), module, name
+
+
 class OtherBuffers:
     """The buffers of some models that are neither running statistics nor vectors of a spectral norm.
 
@@ -215,13 +229,7 @@ class OtherBuffers:
         self._group = group
         self._warn = warn
         self._looks = _LOOKS
-        self._places = {
-            (module, name): f"state.{attribute}.{path}.{name}".replace("..", ".")
-            for attribute, model in models.items()
-            for path, module in model.named_modules()
-            if not isinstance(module, (_NormBase, parametrizations._SpectralNorm, torch.optim.swa_utils.AveragedModel))
-            for name in module._buffers.keys() - module._non_persistent_buffers_set - _of_hooks(module)
-        }
+        self._places = {(module, name): f"state.{place}" for place, module, name in other_buffers(models)}
         self._before: list[object] = []
 
     def __bool__(self) -> bool:

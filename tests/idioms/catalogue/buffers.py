@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from idioms import CLASSES, FEATURES, Idiom, Job
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import DataLoader
 
@@ -160,7 +161,63 @@ def centre_ours(job: Job):
     return {"model": model, "optimizer": optimizer}
 
 
+def prepared_for_pruning() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    for layer in (model[0], model[2]):
+        prune.identity(layer, "weight")
+    return model
+
+
+def pruned_plain(job: Job):
+    model = prepared_for_pruning()
+    optimizer = sgd(model)
+    for epoch in range(job.epochs):
+        # recipe
+        for layer in (model[0], model[2]) if epoch > 0 else ():
+            prune.l1_unstructured(layer, "weight", amount=0.2, importance_scores=layer.weight_orig)
+        # end
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def pruned_ours(job: Job):
+    edl_hvd.init()
+    model = prepared_for_pruning()
+    optimizer = edl_hvd.DistributedOptimizer(sgd(model), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for layer in (model[0], model[2]) if epoch > 0 else ():
+                prune.l1_unstructured(layer, "weight", amount=0.2, importance_scores=layer.weight_orig)
+            # end
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
 IDIOMS = [
+    Idiom(
+        "Pruning",
+        "Call `prune.identity` for each layer before `State` is made, so that every worker has the masks. "
+        "Give the scores by the parameter (`weight_orig`): without them torch takes `weight`, "
+        "which is that of this worker's last forward pass, and another one on a worker that was idle.",
+        pruned_plain,
+        pruned_ours,
+    ),
     Idiom(
         "Spectral norm",
         "Its vectors depend on the weights alone: each loop over a step moves them as one pass with the whole batch "
