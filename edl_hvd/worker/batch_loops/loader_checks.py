@@ -98,6 +98,12 @@ def sampler_of(store: StateStore, loader: Any, call: str) -> ElasticBatchSampler
             "edl_hvd.ElasticShards: shards = ElasticShards(paths, counts, read=…), batches = "
             "shards.sampler(global_batch=…), and DataLoader(shards, batch_sampler=batches)"
         )
+    if len(given) > 1:
+        raise UsageError(
+            f"{call}: State holds {len(given)} ElasticBatchSamplers, and a job deals from one, so that a commit holds "
+            "one position; make folds and phases epochs of one sampler with an Order of your own, and let one data set "
+            "return what belongs together (docs/recipes.md: Folds, and several data sets in one job)"
+        )
     # A loader of another make may use the sampler in a way that cannot be seen from here.
     unknown = used is None and not isinstance(loader, torch.utils.data.DataLoader)
     if len(given) != 1 or (used is not given[0] and not unknown):

@@ -726,6 +726,25 @@ def next_of_batches_ours(job: Job):
     train(state)
 
 
+def zipped_loaders_ours(job: Job):
+    others = job.batches()
+    model, optimizer, loader, state = prepare(job, others=others)
+    other_loader = DataLoader(job.dataset(), batch_sampler=others)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step, other_step in zip(state.steps(loader), state.steps(other_loader), strict=True):
+                optimizer.zero_grad()
+                for (inputs, target), (more, _) in zip(step, other_step, strict=True):
+                    (F.cross_entropy(model(inputs), target) + model(more).square().mean()).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
 def list_of_steps_ours(job: Job):
     model, optimizer, loader, state = prepare(job)
 
@@ -1115,6 +1134,15 @@ IDIOMS = [
         None,
         next_of_batches_ours,
         refused=r"left before its first backward\(\), as next\(iter\(state\.batches\(loader\)\)\) does",
+    ),
+    Idiom(
+        "Two samplers, for two data sets or for folds",
+        "A job deals from one, so that a commit holds one position: see [Folds of a cross-validation]"
+        "(#folds-of-a-cross-validation) and [Labelled and unlabelled samples side by side]"
+        "(#labelled-and-unlabelled-samples-side-by-side).",
+        None,
+        zipped_loaders_ours,
+        refused="State holds 2 ElasticBatchSamplers, and a job deals from one",
     ),
     Idiom(
         "`list(state.steps(loader))`",
