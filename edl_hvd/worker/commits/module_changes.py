@@ -87,7 +87,8 @@ class ModuleChanges:
             warnings.warn(
                 f"state.{path.rstrip('.')}.{key}, an attribute of a module, has changed since State was made and is "
                 "not kept, because it is neither a number nor a word: a worker that joins begins with its own, and a "
-                "step that is made again changes it twice; register it as a buffer, or give it to State",
+                "step that is made again changes it twice; register it as a buffer, keep it in State by itself, or "
+                "count with edl_hvd.metrics",
                 EdlHvdWarning,
                 stacklevel=2,
             )

@@ -1247,6 +1247,46 @@ def own_loop_ours(job: Job):
     return {"model": model, "optimizer": optimizer, "step": state.step}
 
 
+def random_crops_plain(job: Job):
+    model = make_model()
+    optimizer = momentum_sgd(model)
+    inputs, target = job.inputs, job.target
+    # recipe
+    generator = torch.Generator().manual_seed(7)
+    for iteration in range(8):
+        where = torch.randint(len(inputs), (12,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs[where]), target[where]).backward()
+        optimizer.step()
+    # end
+    return {"model": model, "optimizer": optimizer}
+
+
+def random_crops_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    optimizer = edl_hvd.DistributedOptimizer(momentum_sgd(model), model.named_parameters(), exact=job.exact)
+    inputs, target = job.inputs, job.target
+    # recipe
+    generator = torch.Generator().manual_seed(7)
+    state = edl_hvd.State(model=model, optimizer=optimizer, generator=generator, iteration=0)
+
+    @edl_hvd.elastic
+    def train(state):
+        while state.iteration < 8:
+            where = torch.randint(len(inputs), (12,), generator=generator)
+            mine = where[edl_hvd.rank() :: edl_hvd.size()]
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[mine]), target[mine]).backward()
+            optimizer.step()
+            state.iteration += 1
+            state.commit()
+
+    # end
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
 def names_of_state_plain(job: Job):
     return {**zero_grad_inside_plain(job), "names": [1, 2, 3, 4, 5]}
 
@@ -1522,6 +1562,15 @@ IDIOMS = [
         "shares, and call `state.commit()`, which counts the steps.",
         own_loop_plain,
         own_loop_ours,
+        exact=False,  # the shares, and so the terms of the sum, are those of the world
+        micro_batches=(None,),
+    ),
+    Idiom(
+        "Batches that the script draws by itself, as in nanoGPT",
+        "In a loop of one's own nobody seeds the random numbers, and a step that is made again would draw others: "
+        "draw from a generator in `State`. Every worker draws the whole batch, and takes its part of it.",
+        random_crops_plain,
+        random_crops_ours,
         exact=False,  # the shares, and so the terms of the sum, are those of the world
         micro_batches=(None,),
     ),
