@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 
 import torch
@@ -12,7 +13,7 @@ from edl_hvd.worker.training.micro_batch import MicroBatch
 
 
 def explain(
-    error: Exception, part: MicroBatch | None, policy: BatchPolicy | None, has_computed: bool
+    error: Exception, part: MicroBatch | None, policy: BatchPolicy | None, has_computed: bool, is_behind_steps: bool
 ) -> UsageError | None:
     """The error to raise instead of one that the elastic function has raised; ``None`` where that one is clear.
 
@@ -21,14 +22,26 @@ def explain(
         part: Micro-batch that is being computed; ``None`` outside the loops over batches.
         policy: Batch policy of the state's sampler; ``None`` where there is no sampler.
         has_computed: Whether this worker has been dealt a micro-batch in this run of the script.
+        is_behind_steps: Whether this run of the script has begun behind all steps of the epoch.
     """
     if isinstance(error, torch.cuda.OutOfMemoryError):  # torch.OutOfMemoryError is the same, from torch 2.5 on
         return None if part is None or policy is None else out_of_memory_error(policy, part, error)
     if isinstance(error, NameError):
-        return None if has_computed else _never_assigned(error)
+        if has_computed:
+            return None
+        return _assigned_before(error) if is_behind_steps else _never_assigned(error)
     if isinstance(error, (AttributeError, TypeError)):
         return None if part is None else _gradient_missing(error)
     return None
+
+
+def _assigned_before(error: NameError) -> UsageError:
+    """A variable is missing that a loop has assigned whose steps are not made again."""
+    named = re.search(r"'(\w+)'", str(error))
+    return UsageError(
+        f"{error}: the function runs again behind the steps of this epoch, so what its loop assigns is not there; "
+        f"keep it in State{f', as state.{named[1]}' if named else ''}"
+    )
 
 
 def _never_assigned(error: NameError) -> UsageError:

@@ -134,6 +134,7 @@ class ElasticLoop:
                 part=reduction.micro_batch if reduction is not None else None,
                 policy=samplers[0].policy if samplers else None,
                 has_computed=self._runtime.has_computed,
+                is_behind_steps=self._runtime.is_behind_steps,
             )
             if explained is None:
                 raise

@@ -13,6 +13,9 @@ from edl_hvd.worker.commits.epoch_top import EpochTop
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import numeric_options
 from edl_hvd.worker.script_locals import ScriptLocals
+from edl_hvd.worker.script_objects import ScriptObjects
+
+_MOST_NAMES = 6  # of numbers in one warning
 
 
 class FunctionReruns:
@@ -32,12 +35,13 @@ class FunctionReruns:
         self._is_first_epoch = False  # of this run
         self._top: EpochTop | None = None
         self._locals: ScriptLocals | None = None
+        self._objects: ScriptObjects | None = None
 
     def begin_function(self) -> None:
         """The elastic function is about to run, for the first time or again."""
         self._options = numeric_options(self._optimizers) if self._store.step else None
         self._is_first_epoch = True
-        self._locals = None
+        self._locals = self._objects = None
         for optimizer in self._optimizers:
             optimizer.stepping.kept_groups = len(optimizer.param_groups) if self._store.step else 0
 
@@ -48,7 +52,7 @@ class FunctionReruns:
             is_begun: Whether samples of this epoch have been trained on.
         """
         self._warn_of_options()
-        self._locals = self._locals or ScriptLocals.now()
+        self._mark_script()
         # A later epoch of the same run has not been interrupted: its top runs for the first time, or as the script
         # wants it.
         self._top = EpochTop.of(self._store, is_continued=is_begun and self._is_first_epoch)
@@ -56,7 +60,7 @@ class FunctionReruns:
 
     def begin_batches(self) -> None:
         """A loop over batches begins: what the top of an epoch that is continued has changed again is restored."""
-        self._locals = self._locals or ScriptLocals.now()
+        self._mark_script()
         top, self._top = self._top, None
         if top is None:
             return
@@ -77,20 +81,38 @@ class FunctionReruns:
                 "before, so a job without interruption learns something else; do it behind a loop over batches instead",
             )
 
+    def _mark_script(self) -> None:
+        """The first loop of this run begins: note what the script holds by then."""
+        if self._locals is None:
+            self._locals, self._objects = ScriptLocals.now(), ScriptObjects.now(self._store)
+
     def end_function(self, is_over: bool) -> None:
-        """The function has been left; warn of the variables that the next run has not.
+        """The function has been left; warn of what the next run, or a worker that joins, has not.
 
         Args:
             is_over: Whether it is not going to run again.
         """
         before, self._locals = self._locals, None
-        names = [] if is_over or before is None else before.lost()
+        objects, self._objects = self._objects, None
+        if is_over or before is None or objects is None:
+            return
+        names = before.lost()
         if names:
             self._warn_once(
                 "function.locals",
                 "local variables of the script begin anew, because the elastic function runs again in the next world, "
                 f"as on each worker that joins: {', '.join(names)}; keep in State what its loop changes, as "
                 f"state.{names[0]}",
+            )
+        numbers = objects.lost()
+        if numbers:
+            more = f" and {len(numbers) - _MOST_NAMES} more" if len(numbers) > _MOST_NAMES else ""
+            self._warn_once(
+                "function.objects",
+                "numbers on objects of the script that are not in State begin anew on each worker that joins, and "
+                f"count twice where a step is made again: {', '.join(numbers[:_MOST_NAMES])}{more}; keep in State what "
+                f"the loop changes, as state.{numbers[0].rpartition('.')[2]}, or give the object state_dict() and "
+                "load_state_dict() and give it to State",
             )
 
     def _warn_of_options(self) -> None:

@@ -101,6 +101,7 @@ class Runtime:
         began_at: Step of the checkpoint that this job began from; 0 where there was none.
         steps_here: Optimizer steps counted since this process called the elastic function, in all worlds.
         has_computed: Whether this worker has been dealt a micro-batch in this run of the elastic function.
+        has_begun_step: Whether the world has begun a step in this run of the elastic function.
         failure: Error that occurred as the script left a loop, where nothing can be raised; the next commit raises it.
         left_warning: Warning about a loop that the script has left early, for the next commit: an error that comes
             before it was the reason for leaving. Empty for none.
@@ -126,6 +127,7 @@ class Runtime:
         self.began_at = 0
         self.steps_here = 0
         self.has_computed = True
+        self.has_begun_step = True
         self.failure: Exception | None = None
         self.left_warning = ""
         self.finished_epoch = FinishedEpoch()
@@ -136,6 +138,13 @@ class Runtime:
         if about not in self._warned:
             self._warned.add(about)
             warnings.warn(message, EdlHvdWarning, stacklevel=3)
+
+    @property
+    def is_behind_steps(self) -> bool:
+        """Whether this run of the elastic function has begun behind all steps of the present epoch."""
+        if self.has_begun_step or not self.samplers:
+            return False
+        return not any(True for sampler in self.samplers for _ in sampler.steps())
 
     # --- the run of the elastic function ---
 
@@ -164,6 +173,7 @@ class Runtime:
         self.failure = None
         self.left_warning = ""
         self.has_computed = not self.samplers
+        self.has_begun_step = False
         self.counting.begin_attempt()
         self.step_timer.forget()
         position.leave()

@@ -16,43 +16,50 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+import numpy
 import torch
 
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _ENTRY = str(Path(__file__).resolve().with_name("elastic.py"))  # the elastic function is called from there
 _LIBRARIES = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")})
-_PLAIN = (bool, int, float, str, type(None))
+_PACKAGES = {"site-packages", "dist-packages"}  # of the user, or of the system
+_PLAIN = (bool, int, float, str, type(None), numpy.number)
 # A float within this distance of the present time is a time of day, such as when the training began. A script sets it
 # again in each run, and it need not be kept.
 _TIME_OF_DAY_S = 1e8
+_SMALL_ARRAY = 1024  # elements of an array of NumPy's whose values are compared; others by identity alone
 
 
 @dataclass(frozen=True)
-class _SeenValue:
+class SeenValue:
     """The value of one variable when the loop began. Objects are not held: the script may want them freed.
 
     Attributes:
-        mark: Of a number or a string its type and value; of another object its identity, and its version or length.
+        mark: Of a number or a string its type and value; of another object its identity, and its version, length
+            or bytes.
     """
 
     mark: Any
 
     @classmethod
-    def of(cls, value: Any) -> _SeenValue:
+    def of(cls, value: Any) -> SeenValue:
         """Return the mark of a value."""
         if isinstance(value, _PLAIN):
             return cls((type(value), value))
         if isinstance(value, torch.Tensor):
             return cls((id(value), None if value.is_inference() else value._version))
+        if isinstance(value, numpy.ndarray):
+            is_compared = value.size <= _SMALL_ARRAY and not value.dtype.hasobject
+            return cls((id(value), value.tobytes() if is_compared else None))
         return cls((id(value), len(value) if isinstance(value, (list, dict, set)) else None))
 
     def has_changed(self, now: Any) -> bool:
         """Whether the variable has another value now, which is not a time of day."""
         is_time = isinstance(now, float) and abs(now - time.time()) < _TIME_OF_DAY_S
-        return not is_time and _SeenValue.of(now) != self
+        return not is_time and SeenValue.of(now) != self
 
 
 class ScriptLocals:
@@ -68,7 +75,7 @@ class ScriptLocals:
     @classmethod
     def now(cls) -> ScriptLocals:
         """Return those of the script that has called this package."""
-        return cls(list(_script_frames(sys._getframe(1))))
+        return cls(list(script_frames(sys._getframe(1))))
 
     def lost(self) -> list[str]:
         """Return the names of variables that have changed and that the script reads before it sets them again."""
@@ -95,18 +102,31 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     return variables
 
 
-def _own_variables(frame: FrameType) -> dict[str, _SeenValue]:
+def _own_variables(frame: FrameType) -> dict[str, SeenValue]:
     """Return the variables of this call, without those of functions around it, which are not run again."""
     around = frame.f_code.co_freevars
-    return {name: _SeenValue.of(value) for name, value in variables_of(frame).items() if name not in around}
+    return {name: SeenValue.of(value) for name, value in variables_of(frame).items() if name not in around}
 
 
-def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
+def script_frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames of the elastic function and of what it calls, without those of libraries."""
     while frame is not None and frame.f_code.co_filename != _ENTRY:
-        if not frame.f_code.co_filename.startswith((_PACKAGE, *_LIBRARIES)):
+        if not _is_of_library(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
+
+
+def is_of_script(value: type | FunctionType) -> bool:
+    """Whether a class or a function is of the script, or of modules of its own, and not of a library."""
+    if isinstance(value, FunctionType):
+        return not _is_of_library(value.__code__.co_filename)
+    module = sys.modules.get(value.__module__)
+    path = getattr(module, "__file__", None)
+    return not _is_of_library(path) if path else module is None or value.__module__ == "__main__"
+
+
+def _is_of_library(path: str) -> bool:
+    return path.startswith((_PACKAGE, *_LIBRARIES)) or not _PACKAGES.isdisjoint(Path(path).parts)
 
 
 def _read_later(code: CodeType, place: int) -> set[str]:

@@ -58,6 +58,9 @@ workers: gradients are weighted by samples.
 and is not what plain PyTorch draws; what has to be the same there belongs into the data set.
 - **What the loop changes belongs into `State`.** The elastic function runs again in each world, so a local variable, \
 such as the best accuracy so far or a copy of the best weights, begins anew; a warning names it when that happens.
+  So does a number on an object of your own, such as `trainer.global_step`, on a worker that joins, and a step that is \
+made again counts twice: keep it in `State`, too, or give the object `state_dict()` and `load_state_dict()` and give \
+it to `State`.
   A tensor or a dictionary in `State` may be another object afterwards: reach it through `state`.
 
 Each of these is [tested](testing.md) against plain PyTorch with the whole batch in one process.

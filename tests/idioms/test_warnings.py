@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from catalogue.losses import focal_losses, hard_samples_ours, ignored_labels_ours, rarely_positive
 from catalogue.steps import make_model
 from idioms import Job
-from simulation import Simulation
+from simulation import Fault, Simulation
 from torch.utils.data import DataLoader
 
 import edl_hvd
@@ -227,6 +227,50 @@ def test_a_variable_that_only_the_loop_assigns_is_explained_where_a_worker_is_id
         Simulation(2).run(script)
         with pytest.raises(UsageError, match=r"'loss'.*: this worker was dealt no micro-batch so far.*step\.record"):
             Simulation(3).run(script)
+
+
+def test_a_variable_of_the_last_step_is_explained_where_the_function_runs_again_behind_it():
+    job = Job(4)
+    model = [make_model() for _ in range(4)]
+
+    def script():
+        edl_hvd.init()
+        net = model.pop()
+        optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.5))
+        batches, validation = job.batches(), edl_hvd.EvaluationSampler(len(job.dataset()), batch_size=2)
+        loader = DataLoader(job.dataset(), batch_sampler=batches)
+        state = edl_hvd.State(
+            model=net, optimizer=optimizer, batches=batches, validation=validation, loss=edl_hvd.metrics.Mean()
+        )
+
+        @edl_hvd.elastic
+        def train(state):
+            for _ in state.epochs(1):
+                for step in state.steps(loader):
+                    optimizer.zero_grad()
+                    for inputs, target in step:
+                        loss = F.cross_entropy(net(inputs), target)
+                        loss.backward()
+                        step.record(loss=loss)
+                    optimizer.step()
+                    last = step.mean("loss")
+                begun_to_evaluate.append(simulation.collectives[0])
+                for inputs, target in state.evaluate(DataLoader(job.dataset(), batch_sampler=validation)):
+                    with torch.no_grad():
+                        state.loss.update(F.cross_entropy(net(inputs), target), weight=len(inputs))
+                evaluated.append(simulation.collectives[0])
+                print(last, end="")
+
+        train(state)
+
+    begun_to_evaluate, evaluated = [], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EdlHvdWarning)
+        simulation = Simulation(2)
+        simulation.run(script)
+        simulation = Simulation(2, Fault(begun_to_evaluate[0] + 1, leaves=(0,)))
+        with pytest.raises(UsageError, match=r"'last'.*: the function runs again behind the steps .* as state\.last$"):
+            simulation.run(script)
 
 
 def passes(size: int, job: Job, *, after=lambda loader: None, inside=lambda loader: None, before=lambda loader: None):

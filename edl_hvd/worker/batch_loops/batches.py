@@ -178,6 +178,7 @@ class EpochLoop:
 
     def begin_step(self, step: GlobalStep, announces: bool = False) -> None:
         """A global batch begins."""
+        self.runtime.has_begun_step = True
         self.reduction.begin_step(announces)
         self.reduction.learning_rate_factor = self.runtime.schedules.learning_rate_factor
         if self.needs_noise:

@@ -1,0 +1,291 @@
+"""Numbers that a script keeps on objects of its own, outside State, and that its loop counts on.
+
+A worker that joins has the first values of them, and a step that is made again counts twice. Named are only those whose
+new value the script computes from the former one, and reads elsewhere, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import re
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import islice
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+import numpy
+import torch
+
+from edl_hvd.worker.commits.state_store import StateStore
+from edl_hvd.worker.script_locals import SeenValue, is_of_script, script_frames, variables_of
+
+_MOST_OBJECTS, _MOST_NUMBERS, _DEEPEST = 300, 300, 2
+# What a new object has, or one that is loaded, says nothing of what the loop does.
+_MAKERS = ("__init__", "__post_init__", "__setstate__", "load_state_dict")
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
+_CLOCKS = {"time", "monotonic", "perf_counter"}
+_ONLY_SHOWN = re.compile(r"Log(ger|s)?$|Writer|Meter|Timer|Stopwatch|Progress|Profil|Track|Record|Monitor|History|Bar$")
+_KEPT_BY_OTHERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+
+
+@dataclass(frozen=True)
+class _Code:
+    """Code that the elastic function may run.
+
+    Attributes:
+        code: The code itself.
+        owner: Class whose method it is; ``None`` for a function.
+        place: Offset of the instruction that has asked for the first item of its loop; 0 where it has none.
+    """
+
+    code: CodeType
+    owner: type | None = None
+    place: int = 0
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A number of an object when the loop began. The object is not held: the script may want it freed."""
+
+    owner: weakref.ref[Any]
+    path: str
+    value: SeenValue
+
+    @property
+    def name(self) -> str:
+        """Name of the attribute."""
+        return self.path.rpartition(".")[2]
+
+
+@dataclass
+class _Reached:
+    """What the frames of a script reach by names: local variables, ``self``, closures and globals."""
+
+    kept: Set[int]
+    codes: list[_Code]
+    objects: list[tuple[str, Any]] = field(default_factory=list)
+    _pending: deque[tuple[str, Any]] = field(default_factory=deque)
+    _seen: set[int] = field(default_factory=set)
+
+    def follow(self, frames: Iterable[FrameType]) -> None:
+        """Collect the objects and the code that frames reach, those of the first frame first."""
+        for frame in frames:
+            self.codes.append(_Code(frame.f_code, place=frame.f_lasti))
+            self._seen.add(id(frame.f_code))
+            variables = variables_of(frame)
+            self._pending += [item for item in variables.items() if item[0] != "self"]
+            self._pending += _globals_of(frame.f_code, frame.f_globals)
+        # An object that has another name goes by it.
+        self._pending += [("self", variables_of(frame).get("self")) for frame in frames]
+        while self._pending and len(self._seen) < _MOST_OBJECTS:
+            name, value = self._pending.popleft()
+            if id(value) not in self._seen and id(value) not in self.kept:
+                self._visit(name, value)
+
+    def _visit(self, name: str, value: Any) -> None:
+        kind = type(value)
+        if kind is MethodType:
+            self._pending.append(("self", value.__self__))
+        elif kind is FunctionType:
+            self._visit_function(value)
+        elif is_of_script(kind) and not issubclass(kind, (type, *_KEPT_BY_OTHERS)):
+            self._seen.add(id(value))
+            self.objects.append((name, value))
+            for owner, method in _methods_of(kind):
+                self._visit_function(method, owner)
+            if name.count(".") < _DEEPEST:
+                self._pending += [(f"{name}.{key}", part) for key, part in _attributes_of(value).items()]
+
+    def _visit_function(self, function: FunctionType, owner: type | None = None) -> None:
+        code = function.__code__
+        if id(code) in self._seen or not is_of_script(function):
+            return
+        self._seen.add(id(code))
+        self.codes.append(_Code(code, owner))
+        self._pending += _globals_of(code, function.__globals__)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+            try:
+                self._pending.append((name, cell.cell_contents))
+            except ValueError:  # it is empty
+                continue
+
+
+class ScriptObjects:
+    """The numbers on objects of a script that are not in State, as they were when a loop began.
+
+    Args:
+        frames: Frames of the functions, the innermost first.
+        store: State of the job.
+    """
+
+    def __init__(self, frames: Sequence[FrameType], store: StateStore) -> None:
+        self._store = store
+        self._numbers: list[_Number] = []
+        self._names: dict[type, set[str]] = {}
+        self._codes: list[_Code] = []
+        with contextlib.suppress(Exception):  # a script may hold anything, and this is no more than advice
+            reached = _Reached(_kept_by(store), self._codes)
+            reached.follow(frames[::-1])
+            self._mark(reached.objects)
+
+    def _mark(self, objects: Iterable[tuple[str, Any]]) -> None:
+        for path, value in objects:
+            try:
+                owner = weakref.ref(value)
+            except TypeError:
+                continue
+            numbers = _numbers_of(value)
+            self._names.setdefault(type(value), set()).update(numbers)
+            self._numbers += [_Number(owner, f"{path}.{name}", SeenValue.of(n)) for name, n in numbers.items()]
+        del self._numbers[_MOST_NUMBERS:]
+
+    @classmethod
+    def now(cls, store: StateStore) -> ScriptObjects:
+        """Return those of the script that has called this package."""
+        return cls(list(script_frames(sys._getframe(1))), store)
+
+    def lost(self) -> list[str]:
+        """Return the names of numbers that have changed and that the script counts on, with those of the objects."""
+        found: list[str] = []
+        with contextlib.suppress(Exception):
+            found += self._lost()
+        return sorted(found)
+
+    def _lost(self) -> Iterator[str]:
+        kept = _kept_by(self._store)
+        for number in self._numbers:
+            owner = number.owner()
+            if owner is None or id(owner) in kept or _ONLY_SHOWN.search(type(owner).__name__):
+                continue
+            now = _numbers_of(owner)
+            if number.name in now and number.value.has_changed(now[number.name]):
+                is_moment = isinstance(now[number.name], float)
+                if _is_counted_on(number.name, self._codes_for(number.name, type(owner)), is_moment):
+                    yield number.path
+
+    def _codes_for(self, name: str, kind: type) -> Iterator[_Code]:
+        """Yield what may use a number of an object: not the methods of other classes that have one of that name."""
+        for code in self._codes:
+            is_own = code.owner is None or issubclass(kind, code.owner)
+            if is_own or name not in self._names.get(code.owner or kind, ()):
+                yield code
+
+
+def _kept_by(store: StateStore) -> set[int]:
+    """Return the identities of all objects that State keeps, and of their parts."""
+    given = [*store.attributes.values(), *(handler.value for handler in store.handlers.values())]
+    kept = {id(value) for value in given}
+    for value in given:
+        if isinstance(value, torch.nn.Module):
+            kept |= {id(module) for module in value.modules()}
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        kept |= {id(part) for part in (*islice(parts, _MOST_OBJECTS), *_attributes_of(value).values())}
+    return kept
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, without calling anything of its class."""
+    try:
+        return dict(object.__getattribute__(value, "__dict__"))
+    except (AttributeError, TypeError):
+        return {}
+
+
+def _numbers_of(value: Any) -> dict[str, Any]:
+    """Return the numbers, tensors and arrays that are attributes of an object, or of its class of the script."""
+    found: dict[str, Any] = {}
+    for kind in reversed(type(value).__mro__):
+        if is_of_script(kind):
+            found.update(vars(kind))
+    found.update(_attributes_of(value))
+    return {name: one for name, one in found.items() if _is_number(one)}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) or isinstance(value, (numpy.number, numpy.ndarray, torch.Tensor))
+
+
+def _methods_of(kind: type) -> Iterator[tuple[type, FunctionType]]:
+    """Yield the functions of a class and of the classes of the script that it is made from, with that class."""
+    for base in kind.__mro__:
+        if not is_of_script(base):
+            continue
+        for member in vars(base).values():
+            if isinstance(member, property):
+                member = member.fget
+            elif isinstance(member, (staticmethod, classmethod)):
+                member = member.__func__
+            if type(member) is FunctionType:
+                yield base, member
+
+
+def _parts_of(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code and those of the functions and expressions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _parts_of(constant)
+
+
+def _globals_of(code: CodeType, variables: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the globals that a code names."""
+    names = dict.fromkeys(name for part in _parts_of(code) for name in part.co_names)
+    return [(name, variables[name]) for name in names if name in variables]
+
+
+def _is_counted_on(name: str, codes: Iterable[_Code], is_moment: bool) -> bool:
+    """Whether code computes an attribute from its former value, reads it elsewhere, and nowhere sets it anew.
+
+    Args:
+        name: Name of the attribute.
+        codes: Code that may use it.
+        is_moment: It may be one, so that code which reads a clock does not count.
+    """
+    is_moved = is_read = False
+    for one in codes:
+        for part in _parts_of(one.code):
+            if name not in part.co_names or part.co_name in _MAKERS:
+                continue
+            may_be_moment = is_moment and not _CLOCKS.isdisjoint(part.co_names)
+            for uses in _uses(part, name, one.place if part is one.code else 0).values():
+                if uses[0] == "set" or (may_be_moment and "set" in uses):
+                    return False
+                is_moved |= "set" in uses
+                is_read |= "read" in uses
+    return is_moved and is_read
+
+
+def _uses(code: CodeType, name: str, place: int) -> dict[Any, list[str]]:
+    """Return how a code uses an attribute: for each variable, in order, "read", "set", or "add to", before ``+=``.
+
+    The same name may be one of State: ``trainer.count = state.count`` reads the one and sets the other. A constant that
+    it sets before its loop is the first value of the next run as well, so that is left out.
+    """
+    found = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
+    jumps = [one.argval for one in found if one.offset >= place and one.opcode in _JUMPS]
+    loop = min([place, *jumps])  # what the loops under way repeat begins here
+    uses: dict[Any, list[str]] = {}
+    added: Any = None
+    for number, one in enumerate(found):
+        if one.argval != name or one.opname not in ("LOAD_ATTR", "STORE_ATTR"):
+            continue
+        kinds, variable = [before.opname for before in found[max(number - 2, 0) : number]], found[number - 1].argval
+        if one.opname == "LOAD_ATTR" and kinds[-1] in ("COPY", "DUP_TOP"):
+            use, added = "add to", found[number - 2].argval
+            variable = added
+        elif one.opname == "LOAD_ATTR":
+            use = "read"
+        elif kinds[-1] in ("SWAP", "ROT_TWO"):  # the second half of +=
+            use, variable = "set", added
+        elif one.offset < loop and kinds[0] in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            continue
+        else:
+            use = "set"
+        # One instruction may load two variables.
+        uses.setdefault(variable[-1] if isinstance(variable, tuple) else variable, []).append(use)
+    return uses

@@ -1,0 +1,226 @@
+"""Numbers that a script counts on objects of its own, outside State, begin anew on a worker that joins: it is said."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from catalogue.kept import Tempered
+from catalogue.structure import momentum_sgd, prepare
+from idioms import Job
+from simulation import Fault, Simulation
+from torch import nn
+
+import edl_hvd
+from edl_hvd.errors import EdlHvdWarning
+
+DIES = Fault(40, worker=1, leaves=(1,))
+CHANGES = Fault(30, worker=1, joins=1, politely=True)
+
+
+def train_step(step, model, optimizer, weight=1.0) -> float:
+    optimizer.zero_grad()
+    loss = torch.zeros(())
+    for inputs, target in step:
+        loss = F.cross_entropy(model(inputs), target) * weight
+        loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+class Trainer:
+    """Weighs its loss by a count of its own."""
+
+    def __init__(self, job: Job, **kept) -> None:
+        self.job, self.global_step, self.seen = job, 0, 0
+        self.model, self.optimizer, self.loader, self.state = prepare(job, momentum_sgd, Tempered, **kept)
+
+    def weight(self) -> float:
+        return min(1.0, self.global_step / 12)
+
+    def fit(self, state) -> None:
+        for _ in state.epochs(self.job.epochs):
+            for step in state.steps(self.loader):
+                train_step(step, self.model, self.optimizer, self.weight())
+                self.global_step += 1
+                self.seen += 1  # which nothing reads
+
+
+def in_a_trainer(job: Job) -> None:
+    trainer = Trainer(job)
+    edl_hvd.elastic(trainer.fit)(trainer.state)
+
+
+def in_a_trainer_by_name(job: Job) -> None:
+    trainer = Trainer(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        trainer.fit(state)
+
+    train(trainer.state)
+
+
+class RunningMean:
+    count = 1e-4
+
+    def __init__(self) -> None:
+        self.mean, self.least = torch.zeros(2), numpy.zeros(2)
+
+    def update(self, inputs: torch.Tensor) -> None:
+        total = self.count + len(inputs)
+        self.mean = self.mean + (inputs.mean(0) - self.mean) * len(inputs) / total
+        numpy.minimum(self.least, inputs.numpy().min(0), out=self.least)
+        self.least *= 1
+        self.count = total
+
+
+class Criterion(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.running, self.inputs = 1.0, RunningMean()
+
+    def move(self, loss: float) -> float:
+        self.running = 0.9 * self.running + 0.1 * loss
+        return self.running
+
+
+def in_other_objects(job: Job) -> None:
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+    criterion = Criterion()
+
+    def one(step) -> None:
+        train_step(step, model, optimizer)
+        criterion.inputs.update(torch.full((3, 2), -float(step.number)))
+        criterion.move(float(step.number))
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                one(step)
+
+    train(state)
+
+
+class EarlyStopping:
+    def __init__(self) -> None:
+        self.best = 1e9
+
+    def is_over(self, loss: float) -> bool:
+        if loss < self.best:
+            self.best = loss
+        return self.best < 0
+
+    def state_dict(self) -> dict:
+        return {"best": self.best}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.best = saved["best"]
+
+
+def set_at_the_top_of_the_function(job: Job) -> None:
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+    stopping = EarlyStopping()
+
+    @edl_hvd.elastic
+    def train(state):
+        stopping.best = 1e8
+        for epoch in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                train_step(step, model, optimizer)
+            if stopping.best > 10.0 - epoch:
+                stopping.best = 10.0 - epoch
+
+    train(state)
+
+
+class AverageMeter:
+    def __init__(self) -> None:
+        self.sum = self.average = 0.0
+        self.count = 0
+
+    def update(self, value: float) -> None:
+        self.sum += value
+        self.count += 1
+        self.average = self.sum / self.count
+
+
+class Rows:
+    """Is told the epoch, as a sampler of PyTorch's is; counts what is reset in each epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = self.shown = self.drawn = 0
+        self.last_s = time.monotonic()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.shown = epoch, 0
+
+    def draw(self) -> int:
+        self.shown += 1
+        if time.monotonic() - self.last_s > 0:
+            self.last_s = time.monotonic()
+        return self.epoch + self.shown
+
+    @property
+    def never(self) -> int:
+        raise AssertionError("a property is not called")
+
+
+def nothing_that_counts(job: Job) -> None:
+    """What State keeps, what is set before it is read, what is only shown, and moments."""
+    stopping = EarlyStopping()
+    trainer = Trainer(job, stopping=stopping, global_step=0)
+    rows, meter = Rows(), AverageMeter()
+    state = trainer.state
+
+    @edl_hvd.elastic
+    def train(state):
+        trainer.global_step = state.global_step
+        for epoch in state.epochs(job.epochs):
+            rows.set_epoch(epoch)
+            for step in state.steps(trainer.loader):
+                meter.update(train_step(step, trainer.model, trainer.optimizer, trainer.weight()))
+                rows.draw()
+                trainer.global_step += 1
+                state.global_step = trainer.global_step
+            if stopping.is_over(1.0 - epoch / 100):
+                break
+
+    train(state)
+
+
+@pytest.mark.parametrize("fault", [DIES, CHANGES], ids=["dies", "joins"])
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        (in_a_trainer, "self.global_step"),
+        (in_a_trainer_by_name, "trainer.global_step"),
+        (in_other_objects, "criterion.inputs.count, criterion.inputs.least, criterion.inputs.mean, criterion.running"),
+        (set_at_the_top_of_the_function, "stopping.best"),
+        (nothing_that_counts, ""),
+    ],
+)
+def test_numbers_of_objects_that_are_lost_are_said(script, names: str, fault: Fault) -> None:
+    simulation = Simulation(3, fault)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EdlHvdWarning)
+        simulation.run(lambda: script(Job()))
+    assert len(simulation.worlds) == 2, "the fault did not come"
+    said = {str(warning.message) for warning in caught if "objects of the script" in str(warning.message)}
+    if not names:
+        assert said == set()
+        return
+    [message] = said
+    number = names.partition(",")[0].rpartition(".")[2]
+    assert f"made again: {names}; keep in State what the loop changes, as state.{number}, or give the obj" in message
+
+
+def test_without_a_change_nothing_is_said() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EdlHvdWarning)
+        Simulation(2).run(lambda: in_a_trainer(Job()))
