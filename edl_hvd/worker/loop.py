@@ -164,6 +164,13 @@ class ElasticLoop:
         self._leave("failure")
         self._runtime.reruns.end_function(is_over=False)
         self._store.restore()
+        if self._store.kept_change:
+            self._runtime.warn_once(
+                "kept_change",
+                f"the script has changed {self._store.kept_change} besides its optimizers since the last commit, which "
+                "has no copy of it, so the step that is made again changes it twice; change weights behind "
+                "optimizer.step(), where they count once",
+            )
         resets = self._downtime.resets_without_commit
         if resets >= _MAX_RESETS_WITHOUT_COMMIT:
             raise PlatformError(

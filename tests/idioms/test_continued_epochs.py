@@ -133,6 +133,11 @@ def momentum_halved(model: Tempered, optimizer: torch.optim.Optimizer) -> None:
         kept["momentum_buffer"].mul_(0.5)
 
 
+def momentum_halved_and_partly_removed(model: Tempered, optimizer: torch.optim.Optimizer) -> None:
+    momentum_halved(model, optimizer)
+    optimizer.state.pop(model.head.bias, None)
+
+
 def long_epochs_plain(job: Job, top) -> dict:
     model = Tempered()
     optimizer = momentum_sgd(model)
@@ -178,9 +183,10 @@ def test_what_the_top_of_a_long_epoch_writes_it_writes_once(top, fault: Fault) -
     check_learned(top, fault)
 
 
-def test_momentum_that_the_top_of_a_long_epoch_writes_it_writes_once() -> None:
+@pytest.mark.parametrize("top", [momentum_halved, momentum_halved_and_partly_removed])
+def test_momentum_that_the_top_of_a_long_epoch_writes_it_writes_once(top) -> None:
     """In epoch 0 there is none yet when the top runs first."""
-    check_learned(momentum_halved, Fault(IN_EPOCH_1, worker=1, leaves=(1,), joins=1))
+    check_learned(top, Fault(IN_EPOCH_1, worker=1, leaves=(1,), joins=1))
 
 
 def check_learned(top, fault: Fault) -> None:

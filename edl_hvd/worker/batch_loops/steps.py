@@ -12,6 +12,7 @@ from edl_hvd.errors import UsageError
 from edl_hvd.worker import process
 from edl_hvd.worker.batch_loops.batches import EpochLoop
 from edl_hvd.worker.batch_loops.body_watch import NumbersWatch, encoded, refuse_changes
+from edl_hvd.worker.commits.epoch_top import StepTop
 from edl_hvd.worker.position import LeftLoop, LoopPlace, position
 from edl_hvd.worker.runtime import Runtime
 from edl_hvd.worker.training.kept_graphs import next_number
@@ -32,6 +33,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
         loop.begin_step(global_step)
         loop.seed_step(global_step, 0)
         runtime.schedules.allow_step()
+        runtime.store.is_behind_step_top = False
         step = Step(loop, runtime.store.step, global_step, items, watch)
         try:
             yield step
@@ -76,6 +78,7 @@ class Step:
         self._kept: list[Any] = []
         self._loops = 0
         self._is_over = False
+        self._top = StepTop.of(loop.runtime.store)
 
     def __len__(self) -> int:
         """The number of micro-batches of this worker, at least 0. Any rank; not collective."""
@@ -88,6 +91,7 @@ class Step:
             WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
             UsageError: The step is over, another loop over it is under way, or one was left before its end.
         """
+        self._epoch.runtime.store.is_behind_step_top = not self._loops and not self._is_over
         process.refuse_broken_world()
         position.refuse_left_early()
         if self._is_over:
@@ -163,6 +167,9 @@ class Step:
     def _loop(self) -> Iterator[Any]:
         epoch, number = self._epoch, self._loops
         self._loops += 1
+        if self._top is not None:
+            self._top.close(epoch.runtime.store)
+            self._top = None
         epoch.buffers.begin_step()
         before = position.left
         position.left = LeftLoop.EARLY  # stays so where the script leaves the loop
@@ -189,6 +196,7 @@ class Step:
         position.loops.append((begin, next_number()))
         epoch.reduction.complete()
         epoch.buffers.end_step()
+        epoch.runtime.store.is_behind_step_top = False
         epoch.seed_step(self._step, number + 1)
         position.left = before
 

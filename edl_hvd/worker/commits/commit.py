@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from edl_hvd.worker.codec import Encoded
 from edl_hvd.worker.commits.live_state import LiveState
-
-logger = logging.getLogger(__name__)
 
 _DIRTY = 0
 _AT_COMMIT = 1 << 32  # better than any number of steps ahead of it
@@ -135,15 +132,22 @@ class DeltaCommit(_CopiedState):
     def restore(self, live: LiveState) -> DeltaCommit:
         """Make the commit the present state again, but for what it left out; returns what it is from then on."""
         live.notice_new_parameters()
+        ahead, state = self._ahead_by_now(live), self.state
         is_dirty = live.tracker.is_dirty_since_commit()
         if is_dirty:
-            logger.warning(
-                "the script has moved parameters besides its optimizers since the last commit; they are kept"
-            )
+            names = live.names_of(live.tracker.moved())
+            if live.is_behind_step_top and not any(ahead):
+                state = self._with_step_writes(names)
+            else:
+                live.kept_change = f"state.{min(names).replace('/', '.')}" if names else "weights"
             live.tracker.mark_dirty()
-        ahead = self._ahead_by_now(live)
-        live.load_delta(self.state, ahead)
-        return replace(self, ahead=ahead, is_dirty=self.is_dirty or is_dirty)
+        live.load_delta(state, ahead)
+        return replace(self, state=state, ahead=ahead, is_dirty=self.is_dirty or is_dirty)
+
+    def _with_step_writes(self, names: frozenset[str]) -> Encoded:
+        """The copy of the commit, with the names of what the top of the step after it has written."""
+        plain = self.state.plain
+        return self.state._replace(plain={**plain, "counters": {**self._counters, "step_writes": sorted(names)}})
 
     def _ahead_by_now(self, live: LiveState) -> tuple[int, ...]:
         since = live.tracker.stepped.steps

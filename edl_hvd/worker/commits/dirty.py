@@ -12,6 +12,7 @@ parameter, on the CPU only: on a GPU every look would wait for it.
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -26,6 +27,7 @@ _CLEAN_COMMITS = 2
 # What a script does in every step shows in the first two; whatever it does later doubles the number.
 _MOST_CLEAN_COMMITS = 1024
 _NEVER = 1 << 62
+_version_of = operator.attrgetter("_version")
 
 
 class DirtyTracker:
@@ -54,8 +56,12 @@ class DirtyTracker:
         return self.stepped.is_dirty() or self.frozen.is_dirty()
 
     def is_dirty_since_commit(self) -> bool:
-        """Return whether the script has changed parameters by itself since the last commit."""
-        return self.stepped.was_dirty or self.is_dirty()
+        """Return whether the script has changed by itself, since the last commit, what a commit may leave out."""
+        return self.stepped.was_dirty or self.stepped.has_dirty_states() or self.is_dirty()
+
+    def moved(self) -> list[torch.Tensor]:
+        """Return the tensors that the script has changed by itself since the last check, and that no commit copies."""
+        return [*self.stepped.moved(), *self.frozen.moved()]
 
     def check(self) -> None:
         """Look for changes by the script since the last check; the next commits copy what it has changed."""
@@ -70,6 +76,7 @@ class DirtyTracker:
     def accept_changes(self) -> None:
         """Take the present values as those that no script has changed."""
         self.stepped.accept_changes()
+        self.stepped.accept_states()
         self.frozen.accept_changes()
 
     def adopt(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -97,6 +104,9 @@ class DirtyTracker:
 class SteppedParameters:
     """The parameters of one worker that its distributed optimizers step; sees whether anything else changes them.
 
+    It sees as well whether anything else writes into the tensors of an optimizer's state, between a commit and that
+    optimizer's next step. Steps write there themselves, so these tensors are looked at once at either end.
+
     Args:
         optimizers: Distributed optimizers.
 
@@ -119,10 +129,12 @@ class SteppedParameters:
         self._clean_commits = 0
         self._needed_commits = _CLEAN_COMMITS
         self._trace = TensorTrace([])
+        self._states: list[_StateVersions | None] = []  # of each optimizer at the commit; None behind its next step
         for optimizer in optimizers:
             optimizer.stepping.before.add(self._on_step)
             optimizer.stepping.after.add(self.accept_changes)
         self.accept_changes()
+        self.accept_states()
 
     @property
     def is_clean(self) -> bool:
@@ -137,6 +149,7 @@ class SteppedParameters:
     def forget_changes(self) -> None:
         """Count steps from now on: the last commit has been made, or restored."""
         self.steps, self.was_dirty = [0] * len(self._optimizers), False
+        self.accept_states()
 
     def is_dirty(self) -> bool:
         """Return whether something else has changed parameters since the last check."""
@@ -150,6 +163,26 @@ class SteppedParameters:
         """Take the present values as those that nothing else has changed."""
         # One reduction is that of all optimizers.
         self._trace = TensorTrace(list(self._named()), self._trace)
+
+    def has_dirty_states(self) -> bool:
+        """Return whether something else has changed the state of an optimizer that has not stepped since the commit."""
+        return any(map(self._has_dirty_state, range(len(self._optimizers))))
+
+    def accept_states(self) -> None:
+        """Take the present states of the optimizers as those that nothing else has changed."""
+        self._states = [_versions_of_state(optimizer) for optimizer in self._optimizers]
+
+    def moved(self) -> list[torch.Tensor]:
+        """Return the parameters, and tensors of states, that something else has changed since the last check."""
+        parameters = list(self._named())
+        found = [parameters[number] for number in self._trace.moved()]
+        for optimizer, before in zip(self._optimizers, self._states, strict=True):
+            if before is not None:
+                known = set(before)
+                now = _versions_of_state(optimizer)
+                tensors = {id(tensor): tensor for tensor in _tensors_of_state(optimizer)}
+                found += [tensors[place] for place, version in now if (place, version) not in known]
+        return found
 
     def mark_dirty(self) -> None:
         """Copy these parameters until more commits than before were clean."""
@@ -168,6 +201,10 @@ class SteppedParameters:
     def _named(self) -> Iterable[torch.nn.Parameter]:
         return self._optimizers[0].reduction.names if self._optimizers else ()
 
+    def _has_dirty_state(self, number: int) -> bool:
+        before = self._states[number]
+        return before is not None and before != _versions_of_state(self._optimizers[number])
+
     def _judge(self, is_dirty: bool) -> None:
         if is_dirty:
             self.mark_dirty()
@@ -175,7 +212,9 @@ class SteppedParameters:
             self.accept_changes()
 
     def _on_step(self, optimizer: Any, closure: bool) -> None:
-        is_dirty = self.is_dirty()
+        number = self._optimizers.index(optimizer)
+        is_dirty = self.is_dirty() or self._has_dirty_state(number)
+        self._states[number] = None
         for callback in self.before_step:
             callback(is_dirty)
         # A closure sums gradients meanwhile, and a step that is not made again runs no hooks.
@@ -183,7 +222,27 @@ class SteppedParameters:
             self.never_clean()
         else:
             self._judge(is_dirty)
-        self.steps[self._optimizers.index(optimizer)] += 1
+        self.steps[number] += 1
+
+
+_StateVersions = list[tuple[int, int]]
+# Identity and version of each tensor of an optimizer's state.
+
+
+def _tensors_of_state(optimizer: Any) -> list[torch.Tensor]:
+    # An optimizer has hundreds of them: isinstance would take three times as long.
+    return [
+        value
+        for kept in optimizer.state.values()
+        if type(kept) is dict
+        for value in kept.values()
+        if type(value) is torch.Tensor
+    ]
+
+
+def _versions_of_state(optimizer: Any) -> _StateVersions:
+    tensors = _tensors_of_state(optimizer)
+    return list(zip(map(id, tensors), map(_version_of, tensors), strict=True))
 
 
 def _has_hooks(optimizer: Any) -> bool:
@@ -226,8 +285,12 @@ class FrozenParameters:
 
     def is_dirty(self) -> bool:
         """Return whether one that no commit copies has changed since the last check."""
-        changed = self._trace.moved() if self.parameters else ()
-        return any(self._candidates[number] in self.parameters for number in changed)
+        return bool(self.moved())
+
+    def moved(self) -> list[torch.Tensor]:
+        """Return those that no commit copies and that have changed since the last check."""
+        changed = [self._candidates[number] for number in self._trace.moved()] if self.parameters else []
+        return [parameter for parameter in changed if parameter in self.parameters]
 
     def check(self) -> None:
         """Find those that need no copy at the commit to come: what has changed since the last check is copied."""

@@ -1,8 +1,12 @@
-"""The top of an epoch: the part of its body before the loop over batches, whose changes of the state count once.
+"""The tops of epochs and steps: parts of a body before its loop over batches, whose changes of the state count once.
 
 Where an epoch is continued, in another world or from a checkpoint, its top runs again. Without this module it would cut
 the learning rate a second time, or set a counter to zero in the middle of the epoch. The state at that time is one of
 after the top. So when the loop over batches continues, what the top has changed again is restored.
+
+A step has a top as well, before its first loop over the step. A step that is made again begins from a copy of the state
+before its top, but for what commits leave out. Where the top has written there, that is still written, and restored
+when the loop over the step begins.
 
 A commit may leave out what only optimizer steps change. Where a top writes into such a tensor, that is noticed when the
 top first runs. Commits carry the names of these tensors, and they are copied before the top runs again.
@@ -19,6 +23,34 @@ import torch
 from edl_hvd.worker.codec import Encoded
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.trace import TensorTrace
+
+
+@dataclass(frozen=True)
+class StepTop:
+    """What the top of a step has written before, as the body of the step begins once more.
+
+    Attributes:
+        copies: Copies of these tensors, by name.
+    """
+
+    copies: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, store: StateStore) -> StepTop | None:
+        """Return the present values; ``None`` where there is nothing to restore."""
+        if not store.step_writes:
+            return None
+        live = store.live(store.commit).tensors
+        return cls({name: live[name].clone() for name in store.step_writes & live.keys()})
+
+    @torch.no_grad()
+    def close(self, store: StateStore) -> None:
+        """The first loop over the step begins: restore what the top has written once more."""
+        live = store.live(store.commit).tensors
+        for name, copy in self.copies.items():
+            if name in live and live[name].shape == copy.shape:
+                live[name].copy_(copy)
+        store.tracker.accept_changes()
 
 
 @dataclass(frozen=True)
@@ -73,9 +105,10 @@ class EpochTop:
             return frozenset()
         names = list(self.live)
         now = store.merged(store.delta(store.commit), store.to_skip).tensors
-        # In the place of these there are other tensors now; the old ones still have the old values.
+        # In the place of these there are other tensors now, or none.
         replaced = {name for name in names if name not in now or now[name].data_ptr() != self.live[name].data_ptr()}
-        written = {names[number] for number in self.trace.moved()} - replaced
+        # The script may write into a tensor before it takes it away.
+        written = {names[number] for number in self.trace.moved()}
         if not self.is_continued:
             store.top_writes |= written
             return frozenset()

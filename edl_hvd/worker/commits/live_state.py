@@ -44,6 +44,11 @@ class LiveState:
         commit: Number of the last commit; -1 before this process has held any state.
         top_writes: Names of tensors that commits may leave out, and that the script has written by itself at the top of
             an epoch.
+        step_writes: Names of tensors that the present state has from behind the top of the next step, which has been
+            made before and is made again.
+        is_behind_step_top: Whether the script has made the top of a step, and is in its first loop over that step.
+        kept_change: What the script had changed by itself, and the last :meth:`StateStore.restore` left so; empty for
+            nothing.
         tracker: Tells which tensors have changed since the last commit.
         reduction: Sums the gradients of all distributed optimizers; ``None`` where there is none.
         exact: Whether the result must not depend on the world by a single bit.
@@ -77,6 +82,9 @@ class LiveState:
         self.learning = Learning()
         self.commit = -1
         self.top_writes: frozenset[str] = frozenset()
+        self.step_writes: frozenset[str] = frozenset()
+        self.is_behind_step_top = False
+        self.kept_change = ""
 
     def of_kind(self, kind: type | Callable[[object], bool]) -> Iterable[Any]:
         """Return the handled objects of a class, or those for which a predicate holds, in the order given."""
@@ -120,6 +128,12 @@ class LiveState:
         counters = {**delta.plain["counters"], "ahead": list(ahead), "ahead_samples": self._samples_of(ahead)}
         return Encoded({"counters": counters, "attributes": plain}, tensors)
 
+    def names_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[str]:
+        """Return the names that these live tensors have in a whole state."""
+        places = {tensor.data_ptr() for tensor in tensors if tensor.nbytes}
+        live = self.merged(self.delta(self.commit), self.to_skip).tensors
+        return frozenset(name for name, tensor in live.items() if tensor.data_ptr() in places)
+
     @property
     def to_skip(self) -> list[int]:
         """Number of steps of each optimizer that have been made already, and are not made again."""
@@ -159,6 +173,7 @@ class LiveState:
                     "ramp": self.ramp.as_dict(), "learning": self.learning.as_dict(),
                     "ahead": self.to_skip, "ahead_samples": self._samples_of(self.to_skip),
                     "modules": self._module_changes.capture(), "top_writes": sorted(self.top_writes),
+                    "step_writes": sorted(self.step_writes),
                     "optimizers": self._optimizer_classes(), **self._changes.capture()}  # fmt: skip
         tensors.update(self._changes.carried_gradients())
         tensors.update(self._module_changes.buffers())
@@ -321,6 +336,8 @@ class LiveState:
             self.learning = Learning.from_dict(counters["learning"])
         self.commit = counters["commit"]
         self.top_writes = frozenset(counters.get("top_writes", ()))
+        self.step_writes = frozenset(counters.get("step_writes", ()))
+        self.is_behind_step_top = False
         for optimizer, steps in zip(self._optimizers, counters.get("ahead", self.to_skip), strict=True):
             optimizer.stepping.skip = steps
             if steps and counters.get("ahead_samples"):

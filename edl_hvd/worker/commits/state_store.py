@@ -71,6 +71,8 @@ class StateStore(LiveState):
                 until the next step. A worker that then loses its world goes on from there (see ``DeltaCommit``).
         """
         self._check_changes()
+        if number != self.commit:
+            self.step_writes = frozenset()
         is_delta = light and self.can_skip_parameters and self.tracker.is_clean
         kind: type[Commit] = DeltaCommit if is_delta else FullCommit
         state = kind.capture(self, number)
@@ -98,6 +100,7 @@ class StateStore(LiveState):
     def skip(self, number: int) -> None:
         """Commit ``number`` is one that nobody can come back to: keep nothing, until the next :meth:`save`."""
         self._check_changes()
+        self.step_writes = frozenset()
         self._last = None
         self._begin_commit(number)
 
@@ -107,6 +110,7 @@ class StateStore(LiveState):
         What a :class:`DeltaCommit` left out stays as it is: at the commit, or some steps ahead of it.
         """
         self._checkpoint_copies.finish()
+        self.kept_change = ""
         if self._last is None:
             return
         self._last = self._last.restore(self)
