@@ -175,7 +175,7 @@ class SteppedParameters:
     def moved(self) -> list[torch.Tensor]:
         """Return the parameters, and tensors of states, that something else has changed since the last check."""
         parameters = list(self._named())
-        found = [parameters[number] for number in self._trace.moved()]
+        found: list[torch.Tensor] = [parameters[number] for number in self._trace.moved()]
         for optimizer, before in zip(self._optimizers, self._states, strict=True):
             if before is not None:
                 known = set(before)
