@@ -10,7 +10,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +19,7 @@ from waiting import LONG_S, soon
 
 from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.messages import FleetView, ViewRequest, call, is_served
+from edl_hvd.json_values import as_fields
 
 EDL_HVD = str(Path(sys.executable).with_name("edl-hvd"))
 POLL_S = 0.05
@@ -124,7 +124,7 @@ class FleetDaemon:
             raise AssertionError((self.folder / "daemon.log").read_text()) from error
         assert isinstance(view, FleetView)
         return {row["job"]["spec"]["name"]: {**row["job"], "progress": row["progress"]}
-                for row in json.loads(json.dumps(asdict(view)))["jobs"]}  # fmt: skip
+                for row in json.loads(json.dumps(as_fields(view)))["jobs"]}  # fmt: skip
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds."""
