@@ -62,6 +62,9 @@ such as the best accuracy so far or a copy of the best weights, begins anew; a w
 made again counts twice: keep it in `State`, too, or give the object `state_dict()` and `load_state_dict()` and give \
 it to `State`.
   A tensor or a dictionary in `State` may be another object afterwards: reach it through `state`.
+  What the function does before its loop over epochs, and between two such loops, is done again in each world: \
+initialise weights, and take references from them (`ref = [p.clone() for p in model.parameters()]`), before the \
+function is called.
 
 Each of these is [tested](testing.md) against plain PyTorch with the whole batch in one process.
 The tests have worlds of one to four workers, with one and several micro-batches and with none, and workers that die \
