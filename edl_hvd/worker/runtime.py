@@ -323,9 +323,10 @@ class Runtime:
         found = check_alike(names, attributes, vote, self.group.collectives, self.store.step)
         for name in found.unlike:
             if name in buffers:
+                places = ", ".join(f"state.{place}" for place in buffers[name])
                 self.warn_once(
                     "buffer",
-                    f"state.{name}, a buffer, is not the same on all workers after step {self.store.step}, and becomes "
+                    f"a buffer ({places}) is not the same on all workers after step {self.store.step}, and becomes "
                     "their mean at the end of an epoch; set it from what all have, such as parameters, step.mean(…) or "
                     "what edl_hvd.allreduce returns, and not from the last forward pass of this worker",
                 )

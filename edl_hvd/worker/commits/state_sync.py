@@ -68,8 +68,8 @@ def share_options(optimizers: Sequence[Any], group: ProcessGroup, root: int) -> 
     if group.size == 1:
         return
     given = broadcast_json(group.collectives, numeric_options(optimizers), root, group.rank)
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    for parameters, options in zip(groups, given, strict=True):
+    parameter_groups = [parameters for optimizer in optimizers for parameters in optimizer.param_groups]
+    for parameters, options in zip(parameter_groups, given, strict=True):
         parameters.update(options)
 
 
@@ -134,9 +134,10 @@ class AveragedBuffers:
         if group is None or self._is_exact:
             return False
         passes, self.passes = self.passes, 0
-        buffers = [buffer for model in self._models for buffer in model.buffers()]
-        if group.size == 1 or not buffers:
+        # A buffer may be None here, and a tensor where a forward pass has set it: then all have to take part.
+        if group.size == 1 or not any(module._buffers for model in self._models for module in model.modules()):
             return False
+        buffers = [buffer for model in self._models for buffer in model.buffers()]
         _average(group, buffers, passes)
         return True
 

@@ -131,13 +131,15 @@ def check_same_numerics(own: Mapping[str, str], of_first: Mapping[str, str]) -> 
         )
 
 
-def buffer_digests(models: Mapping[str, torch.nn.Module]) -> dict[str, list[float]]:
-    """Return two numbers of each buffer that only step level may change, by its place in ``State``.
+def buffer_digests(models: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, list[float]]]:
+    """Return two numbers of each buffer that only step level may change, by its place, for each of the models.
+
+    Workers may have other buffers, as where a forward pass registers one, so it is one attribute for each model.
 
     Args:
         models: Models, by their attribute of the state.
     """
-    found = {}
+    found: dict[str, dict[str, list[float]]] = {f"{attribute}'s buffers": {} for attribute in models}
     for place, module, name in other_buffers(models):
         buffer = module._buffers[name]
         if buffer is None or buffer.is_complex() or isinstance(buffer, UninitializedBuffer):
@@ -145,7 +147,7 @@ def buffer_digests(models: Mapping[str, torch.nn.Module]) -> dict[str, list[floa
         values = buffer.detach().double().reshape(-1)
         # Masks may have the same sum, and ones in other places.
         ramp = torch.linspace(1, 2, values.numel(), dtype=torch.float64, device=values.device)
-        found[place] = [float(values.sum()), float(values @ ramp)]
+        found[f"{place.partition('.')[0]}'s buffers"][place] = [float(values.sum()), float(values @ ramp)]
     return found
 
 
