@@ -14,6 +14,7 @@ from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import numeric_options
 from edl_hvd.worker.script_locals import ScriptLocals
 from edl_hvd.worker.script_objects import ScriptObjects
+from edl_hvd.worker.weight_copies import weight_copies
 
 _MOST_NAMES = 6  # of numbers in one warning
 
@@ -37,6 +38,7 @@ class FunctionReruns:
         self._top: EpochTop | None = None
         self._before_loop: EpochTop | None = None  # the state since which the function has begun, or a loop ended
         self._loop_count = 0  # loops over epochs that this run has come to
+        self._copies: set[str] = set()  # variables of this run that are copies of weights, and are named
         self._locals: ScriptLocals | None = None
         self._objects: ScriptObjects | None = None
 
@@ -45,7 +47,7 @@ class FunctionReruns:
         self._options = numeric_options(self._optimizers) if self._store.step else None
         self._is_first_epoch = True
         self._locals = self._objects = None
-        self._loop_count = 0
+        self._loop_count, self._copies = 0, set()
         self.leave_epochs()
         for optimizer in self._optimizers:
             optimizer.stepping.kept_groups = len(optimizer.param_groups) if self._store.step else 0
@@ -73,6 +75,10 @@ class FunctionReruns:
             has_run = number < store.begun_loops and (top.epoch >= count or (is_last and top.epoch < store.epochs_end))
             if has_run == top.is_continued:
                 self._warn_of_writes(top.close(store, is_function=True, keeps_options=not number), is_first=not number)
+                if has_run:
+                    self._warn_of_copies(
+                        "function.copies", "before its loop over epochs", "take it before that function is called"
+                    )
         if store.epoch < count:
             store.begun_loops, store.epochs_end = self._loop_count, count
 
@@ -102,6 +108,8 @@ class FunctionReruns:
             return
         options, epoch = numeric_options(self._optimizers), self._store.epoch
         lost = top.close(self._store).lost
+        if top.is_continued:
+            self._warn_of_copies("top.copies", f"at the top of epoch {epoch}, which is continued", "keep it in State")
         if options != numeric_options(self._optimizers):
             self._warn_once(
                 "top.options",
@@ -164,8 +172,8 @@ class FunctionReruns:
                 "function.lost",
                 "the elastic function, which runs again in each world, has changed "
                 f"{_name(min(changes.lost))} before a loop over epochs, after step {self._store.step}, which it had "
-                "not when it ran before, so a job without interruption learns something else; do it before that function "
-                "is called",
+                "not when it ran before, so a job without interruption learns something else; do it before that "
+                "function is called",
             )
         if changes.restored and is_first:
             self._warn_once(
@@ -174,6 +182,23 @@ class FunctionReruns:
                 f"{_name(changes.restored[0])} before its loop over epochs, after step {self._store.step}; it is put "
                 "back, because the training goes on from there; do it before that function is called, and what depends "
                 "on the number of workers in state.on_resize(…)",
+            )
+
+    def _warn_of_copies(self, about: str, place: str, way: str) -> None:
+        """Warn of copies of weights that the function has taken again.
+
+        Args:
+            about: What the warning is about.
+            place: Where it takes them.
+            way: How to take them once.
+        """
+        names = weight_copies(self._store) - self._copies
+        self._copies |= names
+        if names:
+            self._warn_once(
+                about,
+                f"{min(names)} is a copy of weights that the elastic function takes again in each world, {place}: "
+                f"now it is of step {self._store.step}, and in a job without interruption of an earlier one; {way}",
             )
 
     def _warn_of_options(self) -> None:

@@ -66,8 +66,10 @@ it to `State`.
 from a file.
   Where the function runs again, what it changes there of the objects in `State` is put back, and a warning names it; \
 options of optimizers are only warned of.
-  A local variable that the function computes there from the weights, such as a copy of them, is computed again from \
-weights in mid-training, and nothing is said: compute it before the function, or keep it in `State`.
+  A copy of the weights that it takes there (`ref = [p.clone() for p in model.parameters()]`), or at the top of an \
+epoch (`old = copy.deepcopy(model)`), is taken again from weights in mid-training, and a warning names it.
+  What else it computes from weights there, such as pseudo-labels, is computed again, too, and nothing is said: \
+compute it before the function, or keep it in `State`.
   What stands between two loops over epochs is put back, too, without a warning, unless it commits or evaluates.
 
 Each of these is [tested](testing.md) against plain PyTorch with the whole batch in one process.

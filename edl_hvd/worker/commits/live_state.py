@@ -44,11 +44,11 @@ class LiveState:
         commit: Number of the last commit; -1 before this process has held any state.
         top_writes: Names of tensors that commits may leave out, and that the script has written by itself at the top of
             an epoch, or before a loop over epochs.
-        begun_loops: Number of the elastic function's loops over epochs that have begun.
-        epochs_end: The epoch that the last of them ends before.
         step_writes: Names of tensors that the present state has from behind the top of the next step, which has been
             made before and is made again.
         is_behind_step_top: Whether the script has made the top of a step, and is in its first loop over that step.
+        begun_loops: Number of the elastic function's loops over epochs that have begun.
+        epochs_end: The epoch that the last of them ends before.
         kept_change: What the script had changed by itself, and the last :meth:`StateStore.restore` left so; empty for
             nothing.
         tracker: Tells which tensors have changed since the last commit.
