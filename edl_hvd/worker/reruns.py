@@ -82,10 +82,6 @@ class FunctionReruns:
         if store.epoch < count:
             store.begun_loops, store.epochs_end = self._loop_count, count
 
-    def begin_commit(self) -> None:
-        """The script commits, or begins a loop over batches, without a loop over epochs before it."""
-        self._before_loop = None
-
     def begin_epoch(self, is_begun: bool) -> None:
         """The body of the present epoch begins.
 

@@ -239,7 +239,6 @@ class Runtime:
         """See :meth:`edl_hvd.State.commit`."""
         process.refuse_broken_world()
         position.refuse_left_early()
-        self.reruns.begin_commit()
         position.left = LeftLoop.NOT
         self.steps_here += self._own_steps.count()
         self.counting.sync()
