@@ -1,7 +1,7 @@
 """What an elastic function repeats when it runs again in the next world.
 
-These are the options of optimizers that it sets, the top of the epoch that is continued, and its local variables. What
-can be restored is restored; of the rest the user is warned.
+These are the options of optimizers that it sets, what it does before its loops over epochs, the top of the epoch that
+is continued, and its local variables. What can be restored is restored; of the rest the user is warned.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edl_hvd.worker.commits.epoch_top import EpochTop
+from edl_hvd.worker.commits.epoch_top import EpochTop, TopChanges
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import numeric_options
 from edl_hvd.worker.script_locals import ScriptLocals
 from edl_hvd.worker.script_objects import ScriptObjects
+from edl_hvd.worker.weight_copies import weight_copies
 
 _MOST_NAMES = 6  # of numbers in one warning
 
@@ -32,8 +33,12 @@ class FunctionReruns:
         self._optimizers = optimizers
         self._warn_once = warn_once
         self._options: list[dict[str, Any]] | None = None  # before the function ran; None where nothing is compared
+        self._options_set: list[dict[str, Any]] = []  # at its first loop over epochs
         self._is_first_epoch = False  # of this run
         self._top: EpochTop | None = None
+        self._before_loop: EpochTop | None = None  # the state since which the function has begun, or a loop ended
+        self._loop_count = 0  # loops over epochs that this run has come to
+        self._copies: set[str] = set()  # variables of this run that are copies of weights, and are named
         self._locals: ScriptLocals | None = None
         self._objects: ScriptObjects | None = None
 
@@ -42,8 +47,40 @@ class FunctionReruns:
         self._options = numeric_options(self._optimizers) if self._store.step else None
         self._is_first_epoch = True
         self._locals = self._objects = None
+        self._loop_count, self._copies = 0, set()
+        self.leave_epochs()
         for optimizer in self._optimizers:
             optimizer.stepping.kept_groups = len(optimizer.param_groups) if self._store.step else 0
+
+    def leave_epochs(self) -> None:
+        """What comes now stands before a loop over epochs, if there is one more."""
+        self._before_loop = EpochTop.of(self._store, is_continued=self._store.begun_loops > self._loop_count)
+
+    def enter_epochs(self, count: int) -> None:
+        """A loop over epochs is about to begin, to be continued, or to be left out.
+
+        Where it has begun in a run before, what the function has done before it is restored.
+
+        Args:
+            count: The epoch that it ends before.
+        """
+        store, number, top = self._store, self._loop_count, self._before_loop
+        self._before_loop = None
+        self._loop_count += 1
+        if not number:
+            self._options_set = numeric_options(self._optimizers)
+        if top is not None:
+            # A loop that is entered again after its end is another one, such as one of a single epoch each time.
+            is_last = number == store.begun_loops - 1
+            has_run = number < store.begun_loops and (top.epoch >= count or (is_last and top.epoch < store.epochs_end))
+            if has_run == top.is_continued:
+                self._warn_of_writes(top.close(store, is_function=True, keeps_options=not number), is_first=not number)
+                if has_run:
+                    self._warn_of_copies(
+                        "function.copies", "before its loop over epochs", "take it before that function is called"
+                    )
+        if store.epoch < count:
+            store.begun_loops, store.epochs_end = self._loop_count, count
 
     def begin_epoch(self, is_begun: bool) -> None:
         """The body of the present epoch begins.
@@ -61,11 +98,14 @@ class FunctionReruns:
     def begin_batches(self) -> None:
         """A loop over batches begins: what the top of an epoch that is continued has changed again is restored."""
         self._mark_script()
+        self._before_loop = None
         top, self._top = self._top, None
         if top is None:
             return
         options, epoch = numeric_options(self._optimizers), self._store.epoch
-        lost = top.close(self._store)
+        lost = top.close(self._store).lost
+        if top.is_continued:
+            self._warn_of_copies("top.copies", f"at the top of epoch {epoch}, which is continued", "keep it in State")
         if options != numeric_options(self._optimizers):
             self._warn_once(
                 "top.options",
@@ -92,6 +132,7 @@ class FunctionReruns:
         Args:
             is_over: Whether it is not going to run again.
         """
+        self._before_loop = None
         before, self._locals = self._locals, None
         objects, self._objects = self._objects, None
         if is_over or before is None or objects is None:
@@ -115,10 +156,51 @@ class FunctionReruns:
                 "load_state_dict() and give it to State",
             )
 
+    def _warn_of_writes(self, changes: TopChanges, is_first: bool) -> None:
+        """Warn of what the function has changed before a loop over epochs, where it had changed it in a run before.
+
+        Args:
+            changes: What it has changed.
+            is_first: Whether no loop over epochs stands before that one; behind one nothing is wrong with it.
+        """
+        if changes.lost:
+            self._warn_once(
+                "function.lost",
+                "the elastic function, which runs again in each world, has changed "
+                f"{_name(min(changes.lost))} before a loop over epochs, after step {self._store.step}, which it had "
+                "not when it ran before, so a job without interruption learns something else; do it before that "
+                "function is called",
+            )
+        if changes.restored and is_first:
+            self._warn_once(
+                "function.writes",
+                "the elastic function, which runs again in each world, has changed "
+                f"{_name(changes.restored[0])} before its loop over epochs, after step {self._store.step}; it is put "
+                "back, because the training goes on from there; do it before that function is called, and what depends "
+                "on the number of workers in state.on_resize(…)",
+            )
+
+    def _warn_of_copies(self, about: str, place: str, way: str) -> None:
+        """Warn of copies of weights that the function has taken again.
+
+        Args:
+            about: What the warning is about.
+            place: Where it takes them.
+            way: How to take them once.
+        """
+        names = weight_copies(self._store) - self._copies
+        self._copies |= names
+        if names:
+            self._warn_once(
+                about,
+                f"{min(names)} is a copy of weights that the elastic function takes again in each world, {place}: "
+                f"now it is of step {self._store.step}, and in a job without interruption of an earlier one; {way}",
+            )
+
     def _warn_of_options(self) -> None:
         """Warn where the function has set options of optimizers before its first epoch, as it does in each world."""
         before, self._options = self._options, None
-        now = [] if before is None else numeric_options(self._optimizers)
+        now = self._options_set
         for was, group in zip(before or (), now, strict=False):
             changed = next((key for key, value in group.items() if key in was and was[key] != value), None)
             if changed is not None:
@@ -129,3 +211,8 @@ class FunctionReruns:
                     "so what the training had made of it is lost; set it before that function is called, and what "
                     "depends on the number of workers in state.on_resize(…)",
                 )
+
+
+def _name(tensor: str) -> str:
+    """How the script names a tensor of the state."""
+    return f"state.{tensor.removeprefix('buffer/').replace('/', '.').replace('..', '.')}"

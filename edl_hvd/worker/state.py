@@ -177,11 +177,13 @@ class State:
             StateError: A plain attribute holds a value that cannot be kept.
             UsageError: The body has left a loop between the micro-batches of a step.
         """
+        self._runtime.reruns.enter_epochs(count)
         while self.epoch < count:
             progress.total_samples = self._runtime.schedules.samples_of_epochs(count)
             self._runtime.begin_epoch()
             yield self.epoch
             self._runtime.end_epoch()
+        self._runtime.reruns.leave_epochs()
 
     def steps(self, loader: Any) -> Iterator[Step]:
         """Iterate over the optimizer steps left in the present epoch; commits after each.

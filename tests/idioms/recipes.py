@@ -44,7 +44,7 @@ micro-batch, and what belongs to a step, such as `optimizer.step()`, acts in the
 Take the flat form for one `backward()` and one `step()`, and the form over steps for everything beyond; the flat form \
 refuses what it can tell that it would get wrong.
 
-Five rules, for both forms:
+Six rules, for both forms:
 
 - **Every worker runs the same script.** What trains (`step()`, schedulers, averages, what is kept in `state`) must \
 not stand under `if edl_hvd.rank() == 0:`; printing and writing files belong there, and behind the loop over a step.
@@ -62,9 +62,15 @@ such as the best accuracy so far or a copy of the best weights, begins anew; a w
 made again counts twice: keep it in `State`, too, or give the object `state_dict()` and `load_state_dict()` and give \
 it to `State`.
   A tensor or a dictionary in `State` may be another object afterwards: reach it through `state`.
-  What the function does before its loop over epochs, and between two such loops, is done again in each world: \
-initialise weights, and take references from them (`ref = [p.clone() for p in model.parameters()]`), before the \
-function is called.
+- **What comes before the loop over epochs belongs before the function**, such as weights that are initialised or read \
+from a file.
+  Where the function runs again, what it changes there of the objects in `State` is put back, and a warning names it; \
+options of optimizers are only warned of.
+  A copy of the weights that it takes there (`ref = [p.clone() for p in model.parameters()]`), or at the top of an \
+epoch (`old = copy.deepcopy(model)`), is taken again from weights in mid-training, and a warning names it.
+  What else it computes from weights there, such as pseudo-labels, is computed again, too, and nothing is said: \
+compute it before the function, or keep it in `State`.
+  What stands between two loops over epochs is put back, too, without a warning, unless it commits or evaluates.
 
 Each of these is [tested](testing.md) against plain PyTorch with the whole batch in one process.
 The tests have worlds of one to four workers, with one and several micro-batches and with none, and workers that die \

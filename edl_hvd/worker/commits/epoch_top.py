@@ -4,6 +4,8 @@ Where an epoch is continued, in another world or from a checkpoint, its top runs
 the learning rate a second time, or set a counter to zero in the middle of the epoch. The state at that time is one of
 after the top. So when the loop over batches continues, what the top has changed again is restored.
 
+The same holds for what an elastic function does before its loop over epochs, where that loop has begun before.
+
 A step has a top as well, before its first loop over the step. A step that is made again begins from a copy of the state
 before its top, but for what commits leave out. Where the top has written there, that is still written, and restored
 when the loop over the step begins.
@@ -54,8 +56,21 @@ class StepTop:
 
 
 @dataclass(frozen=True)
+class TopChanges:
+    """What a top has changed again.
+
+    Attributes:
+        restored: Names of what has its former value again.
+        lost: Names of tensors that could not be restored: the top had not written them when it ran before.
+    """
+
+    restored: tuple[str, ...] = ()
+    lost: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class EpochTop:
-    """The state when the body of an epoch began.
+    """The state when the body of an epoch began, or what stands in the function before a loop over epochs.
 
     Attributes:
         plain: Plain state.
@@ -93,16 +108,23 @@ class EpochTop:
             copies = {**{name: live[name].clone() for name in wanted - held.keys()}, **held}
         return cls(plain, live, copies, TensorTrace(list(live.values())), store.tracker.is_dirty(), is_continued)
 
-    def close(self, store: StateStore) -> frozenset[str]:
-        """The loop over batches begins: restore what the top has written, or note it where the top ran first.
+    @property
+    def epoch(self) -> int:
+        """The number of epochs that were finished."""
+        return int(self.plain["counters"]["epoch"])
+
+    def close(self, store: StateStore, is_function: bool = False, keeps_options: bool = False) -> TopChanges:
+        """The loop begins: restore what the top has written, or note it where the top ran first.
 
         Does nothing where the script has committed in the top.
 
-        Returns:
-            Names of tensors that could not be restored: the top had not written them when it ran before.
+        Args:
+            store: State of the job.
+            is_function: Whether it stands before a loop over epochs, so that it must not set counters either.
+            keeps_options: Whether optimizers keep the options that they have now.
         """
         if store.commit != self.plain["counters"]["commit"]:
-            return frozenset()
+            return TopChanges()
         names = list(self.live)
         now = store.merged(store.delta(store.commit), store.to_skip).tensors
         # In the place of these there are other tensors now, or none.
@@ -111,9 +133,12 @@ class EpochTop:
         written = {names[number] for number in self.trace.moved()}
         if not self.is_continued:
             store.top_writes |= written
-            return frozenset()
+            return TopChanges()
         lost = frozenset(written - self.copies.keys())
-        store.load_changed(Encoded(self.plain, {**self.live, **self.copies}), (written | replaced) - lost)
+        state = Encoded(self.plain, {**self.live, **self.copies})
+        restored = store.load_changed(state, (written | replaced) - lost, keeps_options)
+        if is_function:
+            restored += store.load_position(self.plain["counters"])
         if not lost and not self.was_dirty:
             store.tracker.accept_changes()
-        return lost
+        return TopChanges(tuple(restored), lost)

@@ -43,10 +43,12 @@ class LiveState:
         learning: What the run has found out about the learning rate.
         commit: Number of the last commit; -1 before this process has held any state.
         top_writes: Names of tensors that commits may leave out, and that the script has written by itself at the top of
-            an epoch.
+            an epoch, or before a loop over epochs.
         step_writes: Names of tensors that the present state has from behind the top of the next step, which has been
             made before and is made again.
         is_behind_step_top: Whether the script has made the top of a step, and is in its first loop over that step.
+        begun_loops: Number of the elastic function's loops over epochs that have begun.
+        epochs_end: The epoch that the last of them ends before.
         kept_change: What the script had changed by itself, and the last :meth:`StateStore.restore` left so; empty for
             nothing.
         tracker: Tells which tensors have changed since the last commit.
@@ -85,6 +87,7 @@ class LiveState:
         self.step_writes: frozenset[str] = frozenset()
         self.is_behind_step_top = False
         self.kept_change = ""
+        self.begun_loops = self.epochs_end = 0
 
     def of_kind(self, kind: type | Callable[[object], bool]) -> Iterable[Any]:
         """Return the handled objects of a class, or those for which a predicate holds, in the order given."""
@@ -174,6 +177,7 @@ class LiveState:
                     "ahead": self.to_skip, "ahead_samples": self._samples_of(self.to_skip),
                     "modules": self._module_changes.capture(), "top_writes": sorted(self.top_writes),
                     "step_writes": sorted(self.step_writes),
+                    "begun_loops": self.begun_loops, "epochs_end": self.epochs_end,
                     "optimizers": self._optimizer_classes(), **self._changes.capture()}  # fmt: skip
         tensors.update(self._changes.carried_gradients())
         tensors.update(self._module_changes.buffers())
@@ -222,25 +226,46 @@ class LiveState:
         self._load_differing(plain["attributes"], moved, moved, ())
         self._load_counters(plain["counters"], moved)
 
-    def load_changed(self, state: Encoded, names: Set[str]) -> None:
+    def load_changed(self, state: Encoded, names: Set[str], keeps_options: bool = False) -> list[str]:
         """Undo what the script has done since a state of the same step, but for samplers and counters.
 
         Args:
             state: That state.
             names: Its tensors that live ones differ from, or take the place of.
+            keeps_options: Whether optimizers keep the options that they have now.
+
+        Returns:
+            Names of what had another value; without metrics, gradients and modes.
         """
         plain, tensors = state
         moved, counters = {name: tensors[name] for name in names}, plain["counters"]
-        self._load_differing(plain["attributes"], moved, tensors, _DEALT)
+        changed = self._load_differing(plain["attributes"], moved, tensors, _DEALT, keeps_options)
         buffers = self._module_changes.buffers()
+        changed += [name for name in names & buffers.keys() if not _is_same(buffers[name], moved[name])]
+        changed += _differing_numbers(self._module_changes.capture(), counters["modules"])
         if self._module_changes.capture() != counters["modules"] or names & buffers.keys():
             self._module_changes.restore(counters["modules"], {**buffers, **moved})
         if any(map(is_gradient, names)):
             self._changes.restore_gradients({**self._changes.carried_gradients(), **moved}, counters["present"])
+        return sorted(changed)
+
+    def load_position(self, counters: dict[str, Any]) -> list[str]:
+        """Restore step, epoch, samples, and what requires a gradient; returns the names of what had another value."""
+        changed = [name for name in ("step", "epoch", "samples") if getattr(self, name) != counters[name]]
+        self.step, self.epoch, self.samples = counters["step"], counters["epoch"], counters["samples"]
+        required, before = self._changes.capture()["requires_grad"], counters["requires_grad"]
+        if required != before:
+            self._changes.restore_requires_grad(before)
+        return changed + sorted(f"{name}.requires_grad" for name in required.keys() ^ before.keys())
 
     def _load_differing(
-        self, saved: Any, moved: dict[str, torch.Tensor], more: dict[str, torch.Tensor], but: tuple[type, ...]
-    ) -> None:
+        self,
+        saved: Any,
+        moved: dict[str, torch.Tensor],
+        more: dict[str, torch.Tensor],
+        but: tuple[type, ...],
+        keeps_options: bool = False,
+    ) -> list[str]:
         """Load what differs from a state.
 
         Args:
@@ -248,24 +273,35 @@ class LiveState:
             moved: Tensors of the state that live ones differ from.
             more: Tensors of the state that may have other names than the live ones.
             but: Classes whose objects are not loaded.
+            keeps_options: Whether optimizers keep the options that they have now.
+
+        Returns:
+            Names of what had another value, without metrics.
         """
+        changed = []
         for name, handler in self.handlers.items():
             if isinstance(handler.value, but):
                 continue
             live, tensors = encode(handler.capture(), name)
-            arrived = moved.keys() & tensors.keys()
+            arrived, plain = moved.keys() & tensors.keys(), saved[name]
+            if keeps_options and isinstance(handler.value, torch.optim.Optimizer):
+                plain = {**plain, "param_groups": live["param_groups"]}
+            if not isinstance(handler.value, Metric):
+                changed += _differing(name, Encoded(live, tensors), plain, moved)
             if isinstance(handler.value, (torch.nn.Module, torch.optim.Optimizer)):
                 with torch.no_grad():
                     for tensor_name in arrived:
                         tensors[tensor_name].copy_(moved[tensor_name])
-                if live != saved[name]:
-                    handler.load_plain(decode(saved[name], {**more, **tensors}))
-            elif arrived or live != saved[name]:
-                handler.load(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
+                if live != plain:
+                    handler.load_plain(decode(plain, {**more, **tensors}))
+            elif arrived or live != plain:
+                handler.load(decode(plain, {**tensors, **placed(plain, moved, tensors)}))
         for name, value in self.attributes.items():
             live, tensors = encode(value, name)
             if live != saved[name] or moved.keys() & tensors.keys():
+                changed += [] if name == METRICS else _differing(name, Encoded(live, tensors), saved[name], moved)
                 self.attributes[name] = _copy(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
+        return changed
 
     def between(self) -> Encoded:
         """Return the present state, somewhere between two commits, for :meth:`take_over`; its tensors are live."""
@@ -338,6 +374,7 @@ class LiveState:
         self.top_writes = frozenset(counters.get("top_writes", ()))
         self.step_writes = frozenset(counters.get("step_writes", ()))
         self.is_behind_step_top = False
+        self.begun_loops, self.epochs_end = counters.get("begun_loops", 0), counters.get("epochs_end", 0)
         for optimizer, steps in zip(self._optimizers, counters.get("ahead", self.to_skip), strict=True):
             optimizer.stepping.skip = steps
             if steps and counters.get("ahead_samples"):
@@ -401,6 +438,33 @@ class LiveState:
 def _copy(value: Any) -> Any:
     plain, tensors = encode(value, "")
     return decode(plain, {name: tensor.clone() for name, tensor in tensors.items()})
+
+
+def _differing(name: str, live: Encoded, saved: Any, moved: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of tensors that differ from those of a state, or the name of the whole."""
+    found = [key for key in moved.keys() & live.tensors.keys() if not _is_same(live.tensors[key], moved[key])]
+    if found or live.plain == saved:
+        return found
+    return [key for key in moved if key.startswith(f"{name}/") and key not in live.tensors] or [name]
+
+
+def _differing_numbers(now: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+    """Return the names of the numbers of modules that differ."""
+    here, there = now["values"], saved["values"]
+    return [
+        f"{path.rstrip('.')}.{key}"
+        for path in here.keys() | there.keys()
+        for key in here.get(path, {}).keys() | there.get(path, {}).keys()
+        if here.get(path, {}).get(key) != there.get(path, {}).get(key)
+    ]
+
+
+def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits, wherever they are."""
+    if first.shape != second.shape:
+        return False
+    here, there = first.detach(), second.detach().to(first.device, first.dtype)
+    return torch.equal(*(tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in (here, there)))
 
 
 def _names(names: Iterable[str]) -> str:
