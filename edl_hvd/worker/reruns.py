@@ -92,8 +92,13 @@ class FunctionReruns:
         self._mark_script()
         # A later epoch of the same run has not been interrupted: its top runs for the first time, or as the script
         # wants it.
-        self._top = EpochTop.of(self._store, is_continued=is_begun and self._is_first_epoch)
+        is_continued = is_begun and self._is_first_epoch
+        self._top = EpochTop.of(self._store, is_continued)
         self._is_first_epoch = False
+        if is_continued:
+            self._store.rewind_generators()
+        else:
+            self._store.note_generators()
 
     def begin_batches(self) -> None:
         """A loop over batches begins: what the top of an epoch that is continued has changed again is restored."""
