@@ -41,12 +41,14 @@ class FunctionReruns:
         self._copies: set[str] = set()  # variables of this run that are copies of weights, and are named
         self._locals: ScriptLocals | None = None
         self._objects: ScriptObjects | None = None
+        self._has_looked = False  # at these objects, when the first epoch was over
 
     def begin_function(self) -> None:
         """The elastic function is about to run, for the first time or again."""
         self._options = numeric_options(self._optimizers) if self._store.step else None
         self._is_first_epoch = True
         self._locals = self._objects = None
+        self._has_looked = False
         self._loop_count, self._copies = 0, set()
         self.leave_epochs()
         for optimizer in self._optimizers:
@@ -89,6 +91,7 @@ class FunctionReruns:
             is_begun: Whether samples of this epoch have been trained on.
         """
         self._warn_of_options()
+        self._warn_of_memories()
         self._mark_script()
         # A later epoch of the same run has not been interrupted: its top runs for the first time, or as the script
         # wants it.
@@ -200,6 +203,20 @@ class FunctionReruns:
                 about,
                 f"{min(names)} is a copy of weights that the elastic function takes again in each world, {place}: "
                 f"now it is of step {self._store.step}, and in a job without interruption of an earlier one; {way}",
+            )
+
+    def _warn_of_memories(self) -> None:
+        """The first epoch is over: warn of what a module or an object outside State remembers of it."""
+        if self._objects is None or self._has_looked:
+            return
+        self._has_looked = True
+        names = self._objects.moved_memories()
+        if names:
+            self._warn_once(
+                "function.memories",
+                f"{', '.join(names[:_MOST_NAMES])} has changed in the training and is not in State: each worker has "
+                "its own, and one that joins has the first values; change it behind the loop over a step, from what "
+                f"all workers have, and give {names[0].partition('.')[0]} to State",
             )
 
     def _warn_of_options(self) -> None:
