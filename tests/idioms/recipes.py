@@ -62,8 +62,8 @@ such as the best accuracy so far or a copy of the best weights, begins anew; a w
 made again counts twice: keep it in `State`, too, or give the object `state_dict()` and `load_state_dict()` and give \
 it to `State`.
   A module that is not in `State`, such as a criterion whose smoothing falls, is named in a warning as well.
-  A tensor, list or dictionary that you give to `State` stays the same object, on workers that join, too, until you set \
-the attribute to another.
+  A tensor, list or dictionary that you give to `State` stays the same object, on workers that join, too, until you \
+set the attribute to another.
 - **What comes before the loop over epochs belongs before the function**, such as weights that are initialised or read \
 from a file.
   Where the function runs again, what it changes there of the objects in `State` is put back, and a warning names it; \
