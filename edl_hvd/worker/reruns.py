@@ -41,6 +41,7 @@ class FunctionReruns:
         self._copies: set[str] = set()  # variables of this run that are copies of weights, and are named
         self._locals: ScriptLocals | None = None
         self._objects: ScriptObjects | None = None
+        self._evaluation: ScriptLocals | None = None
         self._has_looked = False  # at these objects, when the first epoch was over
 
     def begin_function(self) -> None:
@@ -129,6 +130,14 @@ class FunctionReruns:
                 "before, so a job without interruption learns something else; do it behind a loop over batches instead",
             )
 
+    def begin_evaluation(self) -> None:
+        """A loop over a validation set begins, or goes on where the last commit was."""
+        self._evaluation = ScriptLocals.now()
+
+    def end_evaluation(self) -> None:
+        """It has come to its end, or the script has left it."""
+        self._evaluation = None
+
     def _mark_script(self) -> None:
         """The first loop of this run begins: note what the script holds by then."""
         if self._locals is None:
@@ -143,6 +152,14 @@ class FunctionReruns:
         self._before_loop = None
         before, self._locals = self._locals, None
         objects, self._objects = self._objects, None
+        evaluation, self._evaluation = self._evaluation, None
+        sums = [] if is_over or evaluation is None else evaluation.lost(in_loop=True)
+        if sums:
+            self._warn_once(
+                "function.sums",
+                f"the world changes in an evaluation, which goes on where it was, and {', '.join(sums)} begins anew, "
+                "so what it counts is a part of the validation set; count with a metric of edl_hvd.metrics in State",
+            )
         if is_over or before is None or objects is None:
             return
         names = before.lost()

@@ -63,7 +63,6 @@ class State:
             raise StateError(f"State(…) was given {', '.join(taken)}, which are names of its own; choose others")
         _refuse_hidden_optimizers(given)
         _refuse_moved_tensors(given)
-        _refuse_counted_rows(given)
         runtime = Runtime(given)
         for name, value in counters.items():
             setattr(runtime.store, name, value)
@@ -387,16 +386,3 @@ def _refuse_moved_tensors(attributes: dict[str, Any]) -> None:
                 "take its place, and the optimizer would move the old one; make it part of a model, such as "
                 f"{name} = torch.nn.ParameterList([tensor]), give its parameters() to the optimizer, and it to State(…)"
             )
-
-
-def _refuse_counted_rows(attributes: dict[str, Any]) -> None:
-    """An embedding may divide gradients by how often a row is in the batch, of which a worker sees a part."""
-    for name, value in attributes.items():
-        for path, module in value.named_modules() if isinstance(value, torch.nn.Module) else ():
-            if getattr(module, "scale_grad_by_freq", False):
-                place = f"{name}.{path}" if path else name
-                raise StateError(
-                    f"State(…) was given {place}, an {type(module).__name__} with scale_grad_by_freq=True: it divides "
-                    "a row's gradient by how often the row is in the micro-batch, and not in the global batch, so "
-                    "what it learns would depend on how many workers there are; leave that option out"
-                )

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import edl_hvd
-from edl_hvd.errors import EdlHvdWarning, StateError
+from edl_hvd.errors import EdlHvdWarning, UsageError
 
 
 def said(script, fault: Fault | None = None) -> list[str]:
@@ -192,7 +192,17 @@ def test_a_step_that_takes_no_closure_is_called_without_one() -> None:
 
 
 def test_an_embedding_that_divides_by_frequency_is_refused() -> None:
-    model = nn.Sequential(nn.Embedding(5, 6, scale_grad_by_freq=True), nn.Linear(6, 3))
-    optimizer = edl_hvd.DistributedOptimizer(momentum_sgd(model))
-    with pytest.raises(StateError, match=r"model\.0, an Embedding with scale_grad_by_freq=True: it divides"):
-        edl_hvd.State(model=model, optimizer=optimizer)
+    def script(job: Job) -> None:
+        embedding = nn.Embedding(CLASSES, 4, scale_grad_by_freq=True)
+        model, optimizer, loader, state = prepare(job, momentum_sgd, lambda: nn.Sequential(embedding))
+
+        @edl_hvd.elastic
+        def train(state):
+            for _ in state.epochs(job.epochs):
+                for step in state.steps(loader):
+                    trained(step, model, optimizer, F.cross_entropy)
+
+        train(state)
+
+    with pytest.raises(UsageError, match=r"state\.model\.0 is an Embedding with scale_grad_by_freq=True: it divides"):
+        Simulation(1).run(lambda: script(Job()))
