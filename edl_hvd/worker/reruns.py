@@ -41,12 +41,15 @@ class FunctionReruns:
         self._copies: set[str] = set()  # variables of this run that are copies of weights, and are named
         self._locals: ScriptLocals | None = None
         self._objects: ScriptObjects | None = None
+        self._evaluation: ScriptLocals | None = None
+        self._has_looked = False  # at these objects, when the first epoch was over
 
     def begin_function(self) -> None:
         """The elastic function is about to run, for the first time or again."""
         self._options = numeric_options(self._optimizers) if self._store.step else None
         self._is_first_epoch = True
         self._locals = self._objects = None
+        self._has_looked = False
         self._loop_count, self._copies = 0, set()
         self.leave_epochs()
         for optimizer in self._optimizers:
@@ -89,11 +92,17 @@ class FunctionReruns:
             is_begun: Whether samples of this epoch have been trained on.
         """
         self._warn_of_options()
+        self._warn_of_memories()
         self._mark_script()
         # A later epoch of the same run has not been interrupted: its top runs for the first time, or as the script
         # wants it.
-        self._top = EpochTop.of(self._store, is_continued=is_begun and self._is_first_epoch)
+        is_continued = is_begun and self._is_first_epoch
+        self._top = EpochTop.of(self._store, is_continued)
         self._is_first_epoch = False
+        if is_continued:
+            self._store.rewind_generators()
+        else:
+            self._store.note_generators()
 
     def begin_batches(self) -> None:
         """A loop over batches begins: what the top of an epoch that is continued has changed again is restored."""
@@ -121,6 +130,14 @@ class FunctionReruns:
                 "before, so a job without interruption learns something else; do it behind a loop over batches instead",
             )
 
+    def begin_evaluation(self) -> None:
+        """A loop over a validation set begins, or goes on where the last commit was."""
+        self._evaluation = ScriptLocals.now()
+
+    def end_evaluation(self) -> None:
+        """It has come to its end, or the script has left it."""
+        self._evaluation = None
+
     def _mark_script(self) -> None:
         """The first loop of this run begins: note what the script holds by then."""
         if self._locals is None:
@@ -135,6 +152,14 @@ class FunctionReruns:
         self._before_loop = None
         before, self._locals = self._locals, None
         objects, self._objects = self._objects, None
+        evaluation, self._evaluation = self._evaluation, None
+        sums = [] if is_over or evaluation is None else evaluation.lost(in_loop=True)
+        if sums:
+            self._warn_once(
+                "function.sums",
+                f"the world changes in an evaluation, which goes on where it was, and {', '.join(sums)} begins anew, "
+                "so what it counts is a part of the validation set; count with a metric of edl_hvd.metrics in State",
+            )
         if is_over or before is None or objects is None:
             return
         names = before.lost()
@@ -195,6 +220,20 @@ class FunctionReruns:
                 about,
                 f"{min(names)} is a copy of weights that the elastic function takes again in each world, {place}: "
                 f"now it is of step {self._store.step}, and in a job without interruption of an earlier one; {way}",
+            )
+
+    def _warn_of_memories(self) -> None:
+        """The first epoch is over: warn of what a module or an object outside State remembers of it."""
+        if self._objects is None or self._has_looked:
+            return
+        self._has_looked = True
+        names = self._objects.moved_memories()
+        if names:
+            self._warn_once(
+                "function.memories",
+                f"{', '.join(names[:_MOST_NAMES])} has changed in the training and is not in State: each worker has "
+                "its own, and one that joins has the first values; change it behind the loop over a step, from what "
+                f"all workers have, and give {names[0].partition('.')[0]} to State",
             )
 
     def _warn_of_options(self) -> None:

@@ -27,9 +27,9 @@ _ENTRY = str(Path(__file__).resolve().with_name("elastic.py"))  # the elastic fu
 _LIBRARIES = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")})
 _PACKAGES = {"site-packages", "dist-packages"}  # of the user, or of the system
 _PLAIN = (bool, int, float, str, type(None), numpy.number)
-# A float within this distance of the present time is a time of day, such as when the training began. A script sets it
-# again in each run, and it need not be kept.
-_TIME_OF_DAY_S = 1e8
+# A float within this distance of the present time, or of that of another clock, is a time, such as when the training
+# began. A script sets it again in each run, and it need not be kept.
+_TIME_OF_DAY_S, _A_WHILE_S = 1e8, 3600.0
 _SMALL_ARRAY = 1024  # elements of an array of NumPy's whose values are compared; others by identity alone
 
 
@@ -58,7 +58,8 @@ class SeenValue:
 
     def has_changed(self, now: Any) -> bool:
         """Whether the variable has another value now, which is not a time of day."""
-        is_time = isinstance(now, float) and abs(now - time.time()) < _TIME_OF_DAY_S
+        clocks = ((time.time(), _TIME_OF_DAY_S), (time.monotonic(), _A_WHILE_S), (time.perf_counter(), _A_WHILE_S))
+        is_time = isinstance(now, float) and any(abs(now - clock) < distance for clock, distance in clocks)
         return not is_time and SeenValue.of(now) != self
 
 
@@ -77,14 +78,18 @@ class ScriptLocals:
         """Return those of the script that has called this package."""
         return cls(list(script_frames(sys._getframe(1))))
 
-    def lost(self) -> list[str]:
-        """Return the names of variables that have changed and that the script reads before it sets them again."""
+    def lost(self, in_loop: bool = False) -> list[str]:
+        """Return the names of variables that have changed and that the script reads before it sets them again.
+
+        Args:
+            in_loop: Whether only the loop under way reads them so, and not what comes after it.
+        """
         found = []
-        for frame, place, before in self._frames:
+        for frame, place, before in self._frames[:1] if in_loop else self._frames:
             now = variables_of(frame)
             changed = [name for name, value in before.items() if name in now and value.has_changed(now[name])]
             if changed:
-                read = _read_later(frame.f_code, place)
+                read = _read_later(frame.f_code, place, in_loop)
                 found += [name for name in changed if name in read]
         return found
 
@@ -129,12 +134,13 @@ def _is_of_library(path: str) -> bool:
     return path.startswith((_PACKAGE, *_LIBRARIES)) or not _PACKAGES.isdisjoint(Path(path).parts)
 
 
-def _read_later(code: CodeType, place: int) -> set[str]:
+def _read_later(code: CodeType, place: int, in_loop: bool) -> set[str]:
     """Return the variables of a function that it reads in its loop before it sets them, or reads after the loop.
 
     Args:
         code: Code of the function.
         place: Offset of the instruction that has asked for the first item of the loop.
+        in_loop: Whether to leave out what it reads after the loop.
     """
     loop_end = None
     is_read_first: dict[str, bool] = {}
@@ -142,7 +148,7 @@ def _read_later(code: CodeType, place: int) -> set[str]:
     for one in dis.get_instructions(code):
         if one.offset == place and one.opname.startswith("FOR_ITER"):
             loop_end = one.argval
-        if one.offset < place:
+        if one.offset < place or (in_loop and loop_end is not None and one.offset >= loop_end):
             continue
         # From Python 3.13 on, one instruction may load or store two variables.
         names = one.argval if isinstance(one.argval, tuple) else (one.argval,)

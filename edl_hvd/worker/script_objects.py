@@ -1,7 +1,8 @@
-"""Numbers that a script keeps on objects of its own, outside State, and that its loop counts on.
+"""Numbers that a script keeps on objects of its own, or in modules, outside State, and that its loop counts on.
 
-A worker that joins has the first values of them, and a step that is made again counts twice. Named are only those whose
-new value the script computes from the former one, and reads elsewhere, too.
+A worker that joins has the first values of them, and a step that is made again counts twice. Of the script's objects
+those are named whose new value the script computes from the former one, and reads elsewhere, too. A module is there to
+be computed with, so whatever changes in it is named, such as the center of a loss or the smoothing of a criterion.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _MAKERS = ("__init__", "__post_init__", "__setstate__", "load_state_dict")
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _CLOCKS = {"time", "monotonic", "perf_counter"}
 _ONLY_SHOWN = re.compile(r"Log(ger|s)?$|Writer|Meter|Timer|Stopwatch|Progress|Profil|Track|Record|Monitor|History|Bar$")
+_ONLY_MEASURED = re.compile(r"Metric|Accuracy|Score|Precision|Recall|Confusion")  # modules, as those of torchmetrics
+_INDEX = {"LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_GLOBAL", "BUILD_TUPLE", "BUILD_SLICE", "LOAD_SMALL_INT"}
 _KEPT_BY_OTHERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
@@ -69,6 +72,7 @@ class _Reached:
     kept: Set[int]
     codes: list[_Code]
     objects: list[tuple[str, Any]] = field(default_factory=list)
+    modules: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
     _pending: deque[tuple[str, Any]] = field(default_factory=deque)
     _seen: set[int] = field(default_factory=set)
 
@@ -89,6 +93,8 @@ class _Reached:
 
     def _visit(self, name: str, value: Any) -> None:
         kind = type(value)
+        if isinstance(value, torch.nn.Module):
+            self.modules.append((name, value))
         if kind is MethodType:
             self._pending.append(("self", value.__self__))
         elif kind is FunctionType:
@@ -126,12 +132,14 @@ class ScriptObjects:
     def __init__(self, frames: Sequence[FrameType], store: StateStore) -> None:
         self._store = store
         self._numbers: list[_Number] = []
+        self._modules: list[_Number] = []
         self._names: dict[type, set[str]] = {}
         self._codes: list[_Code] = []
         with contextlib.suppress(Exception):  # a script may hold anything, and this is no more than advice
             reached = _Reached(_kept_by(store), self._codes)
             reached.follow(frames[::-1])
             self._mark(reached.objects)
+            self._mark_modules(reached.modules)
 
     def _mark(self, objects: Iterable[tuple[str, Any]]) -> None:
         for path, value in objects:
@@ -144,6 +152,41 @@ class ScriptObjects:
             self._numbers += [_Number(owner, f"{path}.{name}", SeenValue.of(n)) for name, n in numbers.items()]
         del self._numbers[_MOST_NUMBERS:]
 
+    def _mark_modules(self, modules: Iterable[tuple[str, torch.nn.Module]]) -> None:
+        kept = {
+            id(tensor)
+            for one in self._store.of_kind(torch.nn.Module)
+            for tensor in one.state_dict(keep_vars=True).values()
+        }
+        for path, module in modules:
+            if _ONLY_SHOWN.search(type(module).__name__) or _ONLY_MEASURED.search(type(module).__name__):
+                continue
+            for place, part in module.named_modules(prefix=path):
+                numbers = {name: value for name, value in _numbers_in(part).items() if id(value) not in kept}
+                owner = weakref.ref(part)
+                self._modules += [_Number(owner, f"{place}.{name}", SeenValue.of(n)) for name, n in numbers.items()]
+        del self._modules[_MOST_NUMBERS:]
+
+    def moved_memories(self) -> list[str]:
+        """Return the names of what has changed in modules outside State, and of tensors that the script counts on."""
+        found: list[str] = []
+        with contextlib.suppress(Exception):
+            found += self._moved_in_modules()
+            for path in self._lost():
+                number = next(number for number in self._numbers if number.path == path)
+                value = getattr(number.owner(), number.name, None)
+                found += [path] if isinstance(value, torch.Tensor) and value.dim() else []
+        return sorted(set(found))
+
+    def _moved_in_modules(self) -> Iterator[str]:
+        kept = _kept_by(self._store)
+        for number in self._modules:
+            owner = number.owner()
+            if owner is not None and id(owner) not in kept:
+                now = _numbers_in(owner)
+                if number.name in now and number.value.has_changed(now[number.name]):
+                    yield number.path
+
     @classmethod
     def now(cls, store: StateStore) -> ScriptObjects:
         """Return those of the script that has called this package."""
@@ -154,7 +197,8 @@ class ScriptObjects:
         found: list[str] = []
         with contextlib.suppress(Exception):
             found += self._lost()
-        return sorted(found)
+            found += self._moved_in_modules()
+        return sorted(set(found))
 
     def _lost(self) -> Iterator[str]:
         kept = _kept_by(self._store)
@@ -204,6 +248,14 @@ def _numbers_of(value: Any) -> dict[str, Any]:
             found.update(vars(kind))
     found.update(_attributes_of(value))
     return {name: one for name, one in found.items() if _is_number(one)}
+
+
+def _numbers_in(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the numbers, parameters and buffers of a module itself."""
+    tensors = {
+        name: value for name, value in (*module._parameters.items(), *module._buffers.items()) if value is not None
+    }
+    return {**{name: value for name, value in vars(module).items() if type(value) in (int, float)}, **tensors}
 
 
 def _is_number(value: Any) -> bool:
@@ -275,7 +327,11 @@ def _uses(code: CodeType, name: str, place: int) -> dict[Any, list[str]]:
         if one.argval != name or one.opname not in ("LOAD_ATTR", "STORE_ATTR"):
             continue
         kinds, variable = [before.opname for before in found[max(number - 2, 0) : number]], found[number - 1].argval
-        if one.opname == "LOAD_ATTR" and kinds[-1] in ("COPY", "DUP_TOP"):
+        if one.opname == "LOAD_ATTR" and _is_written_into(found[number + 1 :]):
+            use = "set" if uses.get(variable) else "add to"
+            uses.setdefault(variable, []).append(use)
+            use = "set"
+        elif one.opname == "LOAD_ATTR" and kinds[-1] in ("COPY", "DUP_TOP"):
             use, added = "add to", found[number - 2].argval
             variable = added
         elif one.opname == "LOAD_ATTR":
@@ -289,3 +345,15 @@ def _uses(code: CodeType, name: str, place: int) -> dict[Any, list[str]]:
         # One instruction may load two variables.
         uses.setdefault(variable[-1] if isinstance(variable, tuple) else variable, []).append(use)
     return uses
+
+
+def _is_written_into(later: Sequence[dis.Instruction]) -> bool:
+    """Whether elements of what was loaded are set, as in ``self.queue[:, place] = keys``; not all, as by ``[:]``."""
+    index: list[str] = []
+    for one in later:
+        if one.opname == "STORE_SUBSCR":
+            return bool({"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"} & set(index))
+        if one.opname not in _INDEX:
+            return False
+        index.append(one.opname)
+    return False

@@ -28,7 +28,8 @@ class State:
     :class:`~edl_hvd.ElasticBatchSampler`, ``torch.Generator`` and anything else with ``state_dict`` and
     ``load_state_dict`` stay the objects they are. Numbers, strings, lists, dictionaries and tensors are plain
     attributes, deep-copied by every commit; set them with ``state.name = value``. A tensor that comes from a checkpoint
-    or from another worker is put on the device of the tensor that it replaces.
+    or from another worker is put on the device of the tensor that it replaces. A list, dictionary, deque or tensor
+    given here stays the same object, on workers that join, too, until the script sets the attribute to another.
 
     Every rank makes one, with the same names, before it enters the elastic function; that is not collective and does
     not block. Any rank may read its properties at any time.

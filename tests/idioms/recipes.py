@@ -61,7 +61,9 @@ such as the best accuracy so far or a copy of the best weights, begins anew; a w
   So does a number on an object of your own, such as `trainer.global_step`, on a worker that joins, and a step that is \
 made again counts twice: keep it in `State`, too, or give the object `state_dict()` and `load_state_dict()` and give \
 it to `State`.
-  A tensor or a dictionary in `State` may be another object afterwards: reach it through `state`.
+  A module that is not in `State`, such as a criterion whose smoothing falls, is named in a warning as well.
+  A tensor, list or dictionary that you give to `State` stays the same object, on workers that join, too, until you \
+set the attribute to another.
 - **What comes before the loop over epochs belongs before the function**, such as weights that are initialised or read \
 from a file.
   Where the function runs again, what it changes there of the objects in `State` is put back, and a warning names it; \

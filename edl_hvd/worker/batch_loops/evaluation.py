@@ -42,12 +42,14 @@ def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iter
     attempt, was_validating = runtime.attempt, progress.is_validating
     progress.is_validating = lambda: True
     position.place = LoopPlace.EVALUATION
+    runtime.reruns.begin_evaluation()
     try:
         yield from _rounds(runtime, sampler, loader, _Pace(clock))
         sampler.finish()
         with progress.during("commit"):
             runtime.counting.end_loop()
             runtime.commit_light()
+        runtime.reruns.end_evaluation()
     finally:
         if runtime.attempt == attempt:  # else the loop was left in an earlier run of the function
             if position.place is LoopPlace.EVALUATION:

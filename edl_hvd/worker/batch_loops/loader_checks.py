@@ -47,6 +47,13 @@ def check_models(store: StateStore, reduction: Reduction) -> None:
                     "out, and write behind optimizer.step(): with torch.no_grad(): "
                     f"{weight}.copy_(torch.renorm({weight}, {module.norm_type:g}, 0, {module.max_norm:g}))"
                 )
+            if getattr(module, "scale_grad_by_freq", False):
+                raise UsageError(
+                    f"state.{name}{'.' if path else ''}{path} is an {type(module).__name__} with "
+                    "scale_grad_by_freq=True: it divides a row's gradient by how often the row is in the micro-batch, "
+                    "and not in the global batch, so what it learns would depend on how many workers there are; leave "
+                    "that option out"
+                )
 
 
 def check_schedulers(store: StateStore) -> None:

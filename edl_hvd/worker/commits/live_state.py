@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -18,6 +19,7 @@ from edl_hvd.worker.commits.dirty import DirtyTracker, fingerprint
 from edl_hvd.worker.commits.handlers import GENERATORS, Handler, ModuleHandler, handler_for
 from edl_hvd.worker.commits.module_changes import ModuleChanges
 from edl_hvd.worker.commits.parameter_changes import ParameterChanges, has_carried, is_gradient
+from edl_hvd.worker.commits.same_objects import SameObjects
 from edl_hvd.worker.training.optimizer import is_distributed, join
 
 METRICS = "_metrics"
@@ -47,10 +49,12 @@ class LiveState:
         step_writes: Names of tensors that the present state has from behind the top of the next step, which has been
             made before and is made again.
         is_behind_step_top: Whether the script has made the top of a step, and is in its first loop over that step.
+        top_generators: States of random generators when the present epoch began, packed in JSON, by attribute.
         begun_loops: Number of the elastic function's loops over epochs that have begun.
         epochs_end: The epoch that the last of them ends before.
         kept_change: What the script had changed by itself, and the last :meth:`StateStore.restore` left so; empty for
             nothing.
+        same_objects: Lists, dictionaries and tensors of plain attributes that stay the same objects.
         tracker: Tells which tensors have changed since the last commit.
         reduction: Sums the gradients of all distributed optimizers; ``None`` where there is none.
         exact: Whether the result must not depend on the world by a single bit.
@@ -74,6 +78,13 @@ class LiveState:
                 self.attributes[name] = value
             else:
                 self.handlers[name] = handler
+        kept = [
+            tensor
+            for name, handler in self.handlers.items()
+            for tensor in encode(handler.capture(), name).tensors.values()
+        ]
+        stepped = [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
+        self.same_objects = SameObjects({n: v for n, v in self.attributes.items() if n != METRICS}, [*kept, *stepped])
         self._encodings = {name: EncodingCache(name, handler) for name, handler in self.handlers.items()}
         # What is computed again after a commit that left parameters out may be computed with parameters ahead of it,
         # buffers for one.
@@ -87,6 +98,7 @@ class LiveState:
         self.step_writes: frozenset[str] = frozenset()
         self.is_behind_step_top = False
         self.kept_change = ""
+        self.top_generators: dict[str, Any] = {}
         self.begun_loops = self.epochs_end = 0
 
     def of_kind(self, kind: type | Callable[[object], bool]) -> Iterable[Any]:
@@ -100,6 +112,15 @@ class LiveState:
     def generator_states(self) -> dict[str, Encoded]:
         """Return the states of random generators, by attribute; their tensors are copies."""
         return {n: encode(h.capture(), n) for n, h in self.handlers.items() if isinstance(h, GENERATORS)}
+
+    def note_generators(self) -> None:
+        """An epoch begins: its top draws from generators in these states."""
+        self.top_generators = {name: _packed(state) for name, state in self.generator_states().items()}
+
+    def rewind_generators(self) -> None:
+        """The top of the present epoch is about to run again: have it draw the same numbers."""
+        for name, state in self.top_generators.items():
+            self.handlers[name].load(_unpacked(state))
 
     def module_numbers(self) -> dict[str, int | float]:
         """Return the numbers of modules that differ from what they were when the state was made, by name."""
@@ -163,6 +184,7 @@ class LiveState:
     def _captured(self, number: int, capture: Callable[[Handler], Any]) -> Encoded:
         tensors: dict[str, torch.Tensor] = {}
         plain: dict[str, Any] = {}
+        same: list[str] = []
         for name, handler in self.handlers.items():
             plain[name], parts = encode(capture(handler), name)
             tensors.update(parts)
@@ -172,11 +194,13 @@ class LiveState:
             except StateError as error:
                 raise StateError(f"state.{name} was set to something that cannot be kept: {error}") from None
             tensors.update(parts)
+            same += self.same_objects.names(name, value, parts)
         counters = {"step": self.step, "epoch": self.epoch, "samples": self.samples, "commit": number,
                     "ramp": self.ramp.as_dict(), "learning": self.learning.as_dict(),
                     "ahead": self.to_skip, "ahead_samples": self._samples_of(self.to_skip),
                     "modules": self._module_changes.capture(), "top_writes": sorted(self.top_writes),
-                    "step_writes": sorted(self.step_writes),
+                    "step_writes": sorted(self.step_writes), "same_objects": same,
+                    "top_generators": self.top_generators,
                     "begun_loops": self.begun_loops, "epochs_end": self.epochs_end,
                     "optimizers": self._optimizer_classes(), **self._changes.capture()}  # fmt: skip
         tensors.update(self._changes.carried_gradients())
@@ -223,7 +247,7 @@ class LiveState:
         """Make the present state that of ``plain``, where the live tensors have its values but for ``moved``."""
         self._check_names(plain["attributes"])
         self._restore_groups(plain["counters"])
-        self._load_differing(plain["attributes"], moved, moved, ())
+        self._load_differing(plain, moved, moved, ())
         self._load_counters(plain["counters"], moved)
 
     def load_changed(self, state: Encoded, names: Set[str], keeps_options: bool = False) -> list[str]:
@@ -239,7 +263,7 @@ class LiveState:
         """
         plain, tensors = state
         moved, counters = {name: tensors[name] for name in names}, plain["counters"]
-        changed = self._load_differing(plain["attributes"], moved, tensors, _DEALT, keeps_options)
+        changed = self._load_differing(plain, moved, tensors, _DEALT, keeps_options)
         buffers = self._module_changes.buffers()
         changed += [name for name in names & buffers.keys() if not _is_same(buffers[name], moved[name])]
         changed += _differing_numbers(self._module_changes.capture(), counters["modules"])
@@ -260,7 +284,7 @@ class LiveState:
 
     def _load_differing(
         self,
-        saved: Any,
+        state: Any,
         moved: dict[str, torch.Tensor],
         more: dict[str, torch.Tensor],
         but: tuple[type, ...],
@@ -269,7 +293,7 @@ class LiveState:
         """Load what differs from a state.
 
         Args:
-            saved: Plain attributes of the state.
+            state: The state, without its tensors.
             moved: Tensors of the state that live ones differ from.
             more: Tensors of the state that may have other names than the live ones.
             but: Classes whose objects are not loaded.
@@ -278,7 +302,8 @@ class LiveState:
         Returns:
             Names of what had another value, without metrics.
         """
-        changed = []
+        changed, saved = [], state["attributes"]
+        same = state["counters"].get("same_objects", ())
         for name, handler in self.handlers.items():
             if isinstance(handler.value, but):
                 continue
@@ -300,7 +325,8 @@ class LiveState:
             live, tensors = encode(value, name)
             if live != saved[name] or moved.keys() & tensors.keys():
                 changed += [] if name == METRICS else _differing(name, Encoded(live, tensors), saved[name], moved)
-                self.attributes[name] = _copy(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
+                here = {**tensors, **placed(saved[name], moved, tensors)}
+                self.attributes[name] = self.same_objects.load(name, saved[name], here, same)
         return changed
 
     def between(self) -> Encoded:
@@ -360,9 +386,9 @@ class LiveState:
         return not self.exact and self.tracker.stepped.parameters == set().union(*(model.stepped for model in models))
 
     def _load_attributes(self, state: Encoded) -> None:
+        saved, same = state.plain["attributes"], state.plain["counters"].get("same_objects", ())
         for name in self.attributes:
-            # Through the codec once more: what the script does to its lists must not reach the snapshot.
-            self.attributes[name] = _copy(decode(state.plain["attributes"][name], state.tensors))
+            self.attributes[name] = self.same_objects.load(name, saved[name], state.tensors, same)
 
     def _load_counters(self, counters: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Restore the counters, the gradients, and what else a script changes about parameters."""
@@ -374,6 +400,7 @@ class LiveState:
         self.top_writes = frozenset(counters.get("top_writes", ()))
         self.step_writes = frozenset(counters.get("step_writes", ()))
         self.is_behind_step_top = False
+        self.top_generators = counters.get("top_generators", {})
         self.begun_loops, self.epochs_end = counters.get("begun_loops", 0), counters.get("epochs_end", 0)
         for optimizer, steps in zip(self._optimizers, counters.get("ahead", self.to_skip), strict=True):
             optimizer.stepping.skip = steps
@@ -435,9 +462,17 @@ class LiveState:
         yield from self.attributes.items()
 
 
-def _copy(value: Any) -> Any:
-    plain, tensors = encode(value, "")
-    return decode(plain, {name: tensor.clone() for name, tensor in tensors.items()})
+def _packed(state: Encoded) -> list[Any]:
+    """Return the state of a generator in JSON: few bytes, which change once per epoch."""
+    return [state.plain, {name: base64.b85encode(t.numpy().tobytes()).decode() for name, t in state.tensors.items()}]
+
+
+def _unpacked(packed: Sequence[Any]) -> Any:
+    plain, texts = packed
+    tensors = {
+        name: torch.frombuffer(bytearray(base64.b85decode(text)), dtype=torch.uint8) for name, text in texts.items()
+    }
+    return decode(plain, tensors)
 
 
 def _differing(name: str, live: Encoded, saved: Any, moved: dict[str, torch.Tensor]) -> list[str]:

@@ -79,6 +79,7 @@ class StateStore(LiveState):
         buffers = self._buffers.reserve(state.tensors)
         self._overwrite(kind, state, buffers, state.tensors)
         self.tracker.set_copied(state.tensors)
+        self.same_objects.keep(state.plain["counters"]["same_objects"])
         self._begin_commit(number)
 
     def resave(self) -> None:

@@ -147,6 +147,8 @@ class StateDonor:
             return None
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = {str(place): p.grad.detach() for place, p in enumerate(parameters) if p.grad is not None}
+        if any(gradient.layout is not torch.strided for gradient in gradients.values()):
+            return None
         if not self._copies and all(gradient.is_cpu for gradient in gradients.values()):
             return StateMessage("step", [number, options], gradients, TensorTrace(list(gradients.values())))
         copies, spare = {}, self._spare_copies.pop() if self._spare_copies else {}

@@ -186,11 +186,16 @@ class _Distributed:
 
     def _corrected_step(self, closure: Callable[[], Any] | None) -> Any:
         if self.velocity is None:
-            return super().step(closure)  # type: ignore[misc]
+            return self._own_step(closure)
         _correct_velocity(self, self.velocity)  # type: ignore[arg-type]
-        result = super().step(closure)  # type: ignore[misc]
+        result = self._own_step(closure)
         _note_velocity(self, self.velocity)  # type: ignore[arg-type]
         return result
+
+    def _own_step(self, closure: Callable[[], Any] | None) -> Any:
+        """Call the optimizer's own step; one that a script has written may take no closure."""
+        step: Callable[..., Any] = super().step  # type: ignore[misc]
+        return step() if closure is None else step(closure)
 
 
 def DistributedOptimizer(

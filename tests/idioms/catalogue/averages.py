@@ -499,8 +499,7 @@ IDIOMS = [
     ),
     Idiom(
         "A dictionary of shadow weights",
-        "A dictionary of tensors is kept, too; reach it through `state`, because the object may become another one "
-        "when the state is put back.",
+        "A dictionary of tensors is kept, too.",
         shadow_plain,
         shadow_ours,
     ),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from idioms import Idiom, Job
+from idioms import CLASSES, FEATURES, Idiom, Job
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import edl_hvd
 from catalogue.kept import Tempered
@@ -238,6 +238,86 @@ def judged_behind_ours(job: Job):
             "temperature": model.temperature}  # fmt: skip
 
 
+def drawn_at_top_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    generator = torch.Generator().manual_seed(7)
+    for epoch in range(job.epochs):
+        mixing = 0.2 * torch.randn(FEATURES, FEATURES, generator=generator)
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs + inputs @ mixing), target).backward()
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer, "next": torch.rand(3, generator=generator)}
+
+
+def drawn_at_top_ours(job: Job):
+    generator = torch.Generator().manual_seed(7)
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, generator=generator)
+
+    @edl_hvd.elastic
+    def train(state):
+        # recipe
+        for _ in state.epochs(job.epochs):
+            mixing = 0.2 * torch.randn(FEATURES, FEATURES, generator=generator)  # given to State
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs + inputs @ mixing), target).backward()
+                optimizer.step()
+        # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer, "next": torch.rand(3, generator=generator)}
+
+
+def rollout(model: nn.Module, observations: torch.Tensor, labels: torch.Tensor, generator: torch.Generator) -> None:
+    """An episode in an environment, which the present policy plays."""
+    with torch.no_grad():
+        observations.copy_(torch.randn(observations.shape, generator=generator))
+        labels.copy_((model(observations) + torch.randn(CLASSES, generator=generator)).argmax(1))
+
+
+def buffers_of_rollouts(job: Job) -> dict[str, torch.Tensor]:
+    return {"observations": torch.zeros(job.samples, FEATURES), "labels": torch.zeros(job.samples, dtype=torch.long)}
+
+
+def rollouts_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    generator, buffers = torch.Generator().manual_seed(7), buffers_of_rollouts(job)
+    dataset = TensorDataset(*buffers.values())
+    for epoch in range(job.epochs):
+        rollout(model, generator=generator, **buffers)
+        for inputs, target in job.plain_loader(dataset, epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer, **buffers}
+
+
+def rollouts_ours(job: Job):
+    generator, buffers = torch.Generator().manual_seed(7), buffers_of_rollouts(job)
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, generator=generator, buffers=buffers)
+    # recipe
+    loader = DataLoader(TensorDataset(*buffers.values()), batch_sampler=loader.batch_sampler)  # given to State
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            rollout(model, generator=generator, **buffers)
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+
+    # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer, **buffers}
+
+
 IDIOMS = [
     Idiom(
         "A rate that is cut at the top of an epoch",
@@ -270,5 +350,18 @@ IDIOMS = [
         "Where an epoch is continued, they are put back, too.",
         refreshed_at_top_plain,
         refreshed_at_top_ours,
+    ),
+    Idiom(
+        "Numbers that are drawn at the top of an epoch",
+        "A generator in `State` draws the same numbers again where an epoch is continued.",
+        drawn_at_top_plain,
+        drawn_at_top_ours,
+    ),
+    Idiom(
+        "A rollout at the top of an epoch, and a data set on its buffers",
+        "As in PPO. What `State` is given stays the same object, in all worlds and on workers that join, unless the "
+        "script sets the attribute to another; so the data set reads the tensors that `State` keeps.",
+        rollouts_plain,
+        rollouts_ours,
     ),
 ]
