@@ -14,8 +14,8 @@ import torch
 
 from edl_hvd.worker.engine.collectives import Collectives
 
-# Recorded numbers in six: multiples of 2^24, 2^12, 1, 2^-12 and 2^-24, and the rest. Each is a whole number below 2^12 but
-# the first and the rest, so that float32 holds sums of 4,096 of them. Up to 2^48 the error is below 2^-47.
+# Recorded numbers in six: multiples of 2^24, 2^12, 1, 2^-12 and 2^-24, and the rest. Each is a whole number below 2^12
+# but the first and the rest, so that float32 holds sums of 4,096 of them. Up to 2^48 the error is below 2^-47.
 _HIGH, _MIDDLE, _LARGEST = 2.0**24, 2.0**12, 2.0**48
 _PARTS = 6
 _NOTHING = (0.0,) * (2 * _PARTS)  # of one name and row: the total and the weight
