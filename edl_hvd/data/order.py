@@ -18,9 +18,9 @@ from edl_hvd.rescale.policy import BatchPolicy
 class Order(ABC):
     """Which sample stands at each position of an epoch; base class of what ``ElasticBatchSampler`` takes as ``order``.
 
-    Subclass it for an order of your own. The order has to follow from the constructor's arguments, seed and epoch
-    alone: every member of a world, and each one that joins later, computes its parts of it independently. Nothing of it
-    is collective.
+    Subclass it for an order of your own. The order has to follow from the constructor's arguments, seed and epoch, and
+    what ``State`` keeps: every member of a world, and each one that joins later, computes its parts of it
+    independently. Nothing of it is collective. Orders are compared after the first step in each world.
 
     Attributes:
         length: Number of samples in the data set; indices are in [0, length).

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from edl_hvd.data.evaluation import EvaluationSampler
+from edl_hvd.data.order import IndexOrder, ShuffledOrder
 from edl_hvd.data.randomness import seed_everything
 from edl_hvd.data.sampler import ElasticBatchSampler
-from edl_hvd.errors import EdlHvdWarning
+from edl_hvd.errors import EdlHvdWarning, UsageError
 from edl_hvd.events import Event, Metrics
 from edl_hvd.metrics.metric import Metric
 from edl_hvd.worker import process
@@ -35,6 +36,7 @@ from edl_hvd.worker.training.tuning import StepTimer
 logger = logging.getLogger(__name__)
 
 _NUMBERS = "numbers of modules"  # a name that no attribute can have
+_SEEDED_ORDERS, _COMPARED_SAMPLES = (IndexOrder, ShuffledOrder), 4096
 # Random numbers at the top of an epoch are seeded with the sampler's seed, the epoch and this; a step has its offset in
 # its place.
 _EPOCH_LEVEL = -1
@@ -125,6 +127,7 @@ class Runtime:
         self.callbacks: list[Callable[[], None]] = []
         self.checkpoint: str | None = None
         self.began_at = 0
+        self._compared_attempt = -1  # that in which workers were compared last
         self.steps_here = 0
         self.has_computed = True
         self.has_begun_step = True
@@ -292,8 +295,18 @@ class Runtime:
 
     def check_alike_after_step(self) -> None:
         """See :meth:`check_alike`; after the first steps of a run, then more and more rarely."""
-        if self.group.size > 1 and is_due(self.store.step):
+        is_new_world = bool(self._other_orders()) and self._compared_attempt != self.attempt
+        if self.group.size > 1 and (is_new_world or is_due(self.store.step)):
+            self._compared_attempt = self.attempt
             self.check_alike()
+
+    def _other_orders(self) -> dict[str, ElasticBatchSampler]:
+        """Return the samplers whose order depends on more than a seed and the epoch, by a name for that order."""
+        return {
+            f"order of {name}": kept.value
+            for name, kept in self.store.handlers.items()
+            if isinstance(kept.value, ElasticBatchSampler) and not isinstance(kept.value.order, _SEEDED_ORDERS)
+        }
 
     def check_alike(self) -> Vote | None:
         """Compare weights and attributes of all ranks; warn of attributes that differ. Collective; blocks.
@@ -302,7 +315,7 @@ class Runtime:
             The ranks' votes for a commit that follows at once; ``None`` where nothing was compared.
 
         Raises:
-            UsageError: The weights differ; on all ranks.
+            UsageError: The weights, or the orders in which samples are dealt, differ; on all ranks.
         """
         reduction = self.store.reduction
         if self.coordinator is None or self.group.size == 1 or reduction is None:
@@ -319,9 +332,19 @@ class Runtime:
             name: kept.value for name, kept in self.store.handlers.items() if isinstance(kept.value, torch.nn.Module)
         }
         buffers = buffer_digests(models)
-        attributes = {**self.store.attributes, **buffers, _NUMBERS: numbers}
+        orders = {
+            name: sampler.order.samples(sampler.seed, sampler.epoch, 0, min(sampler.positions, _COMPARED_SAMPLES))
+            for name, sampler in self._other_orders().items()
+        }
+        attributes = {**self.store.attributes, **buffers, **orders, _NUMBERS: numbers}
         found = check_alike(names, attributes, vote, self.group.collectives, self.store.step)
         for name in found.unlike:
+            if name in orders:
+                raise UsageError(
+                    f"the {name} is not the same on all workers after step {self.store.step}, so samples are trained "
+                    "on twice or never; an Order must follow from the seed, the epoch and what State keeps: give what "
+                    "it depends on, such as weights, to State as an object with state_dict() and load_state_dict()"
+                )
             if name in buffers:
                 places = ", ".join(f"state.{place}" for place in buffers[name])
                 self.warn_once(
