@@ -70,7 +70,11 @@ def job_manifest(request: JobRequest) -> dict[str, Any]:
     if request.memory:
         quantity(request.memory)
         asked["memory"] = request.memory
-    container: dict[str, Any] = {"name": "main", "image": request.image, "command": list(request.command)}
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": request.image,
+        "command": [_literal(word) for word in request.command],
+    }
     if request.variables:
         container["env"] = [_variable(text) for text in request.variables]
     container["resources"] = {"requests": asked} if asked else {}
@@ -81,7 +85,7 @@ def job_manifest(request: JobRequest) -> dict[str, Any]:
     if request.priority_class:
         spec["priorityClassName"] = request.priority_class
     if request.checkpoint:
-        spec["checkpoint"] = request.checkpoint
+        spec["checkpoint"] = _literal(request.checkpoint)
     if request.family:
         spec["family"] = request.family
     spec["retries"] = request.retries
@@ -112,4 +116,9 @@ def _variable(text: str) -> dict[str, str]:
     match = _VARIABLE.fullmatch(text)
     if match is None:
         raise UsageError(f"variable {show(text)} is not usable; expected NAME=VALUE")
-    return {"name": match[1], "value": match[2]}
+    return {"name": match[1], "value": _literal(match[2])}
+
+
+def _literal(text: str) -> str:
+    """The text as a pod has to name it, where Kubernetes expands ``$(NAME)`` and reads ``$$`` as ``$``."""
+    return text.replace("$", "$$")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 from edl_hvd.cli.edlrun import read_command_line
 from edl_hvd.cli.main import commands
 from edl_hvd.kubernetes.parsing import read_job
+from edl_hvd.kubernetes.pods import launcher_manifest
 from edl_hvd.kubernetes.snapshot import GPU
 
 
@@ -40,6 +43,28 @@ def test_the_printed_job_is_what_the_operator_reads() -> None:
     assert container["command"] == ["python", "src/Train_ResNet.py", "--epochs", "90"]
     assert container["env"] == [{"name": "A", "value": "b=c"}]
     assert container["resources"]["requests"] == {"memory": "8Gi"}
+
+
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """What a kubelet makes of a command, an argument or the value of a variable."""
+    return re.sub(
+        r"\$\$|\$\(([^)]*)\)",
+        lambda match: "$" if match[1] is None else variables.get(match[1], match[0]),
+        text,
+    )
+
+
+def test_dollars_reach_the_script_as_they_were_given() -> None:
+    words, value, url = ["--pattern", "$(A)-$$-$HOME-$"], "$(A)$$", "s3://b/$(A)/$$"
+    line = ["--kubernetes", "--image", "i", "--env", "A=a", "--env", f"B={value}", "--checkpoint", url, "--dry-run"]
+    made = yaml.safe_load(said(shlex.join([*line, "train.py", *words])))
+    made["metadata"].update(uid="u", resourceVersion="1")
+    seen = read_job(made)
+    assert seen.spec is not None, seen.problem
+    container = launcher_manifest(seen, seen.spec)["spec"]["containers"][0]
+    assert [expanded(word, {"A": "a"}) for word in container["command"][-3:]] == ["train.py", *words]
+    values = {entry["name"]: expanded(entry.get("value", ""), {"A": "a"}) for entry in container["env"]}
+    assert (values["A"], values["B"], values["EDL_HVD_CHECKPOINT"]) == ("a", value, url)
 
 
 def test_a_worker_without_gpus_has_a_processor_and_a_command_of_its_own() -> None:
