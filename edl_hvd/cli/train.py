@@ -19,6 +19,7 @@ from edl_hvd.cli.fleet_client import STATE, submit_job
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, UsageError
 from edl_hvd.fleet.messages import is_served
 from edl_hvd.fleet.state import JobSpec
+from edl_hvd.fleet.store import FILE
 from edl_hvd.json_values import show
 from edl_hvd.kubernetes.snapshot import GROUP, VERSION
 from edl_hvd.kubernetes.submission import JobRequest, dropped_fields, job_manifest
@@ -48,8 +49,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
               help="Jobs of one family are alike: each begins with what the others have measured.")  # fmt: skip
 @click.option("--retries", type=click.IntRange(0), help="Runs that may fail.  [0 in a fleet, 3 on Kubernetes]")
 @click.option("--fleet", "state_dir", metavar="DIR", type=click.Path(path_type=Path),
-              help=f"Submit to the fleet with this folder.  [{STATE}, if one serves there]")  # fmt: skip
-@click.option("--here", is_flag=True, help="Run on this machine, even if a fleet serves here.")
+              help=f"Submit to the fleet with this folder.  [{STATE}, if one is there]")  # fmt: skip
+@click.option("--here", is_flag=True, help="Run on this machine, even if a fleet is here.")
 @click.option("--kubernetes", is_flag=True, help="Submit a TrainingJob to the cluster of the kubeconfig.")
 @click.option("--image", help="Kubernetes: image that holds the script, torch, Horovod and edl_hvd.")
 @click.option("-n", "--namespace", help="Kubernetes: namespace of the job.  [the kubeconfig's]")
@@ -68,7 +69,8 @@ def train_command(
     """Train with --min to --max workers, wherever that is.
 
     SCRIPT is a Python file that uses edl_hvd, with its arguments, or any command. With --kubernetes it becomes a
-    TrainingJob; else a job of the fleet that serves here; else it runs here, under edlrun, on --max workers.
+    TrainingJob; else a job of the fleet in this folder; without a fleet it runs here, under edlrun, on --max workers.
+    It is refused where the daemon of that fleet is down.
 
     \b
     Examples:
@@ -106,14 +108,25 @@ def train_command(
 
 
 def _place_of(fleet: Path, has_fleet: bool, here: bool, kubernetes: bool) -> str:
-    """Where the job is to run: where an option says, else in the fleet that serves here, else on this machine."""
+    """Where the job is to run: where an option says, else in the fleet of this folder, else on this machine.
+
+    Ends the program where that fleet has no daemon: its jobs may train on the slots of this machine.
+    """
     if has_fleet + here + kubernetes > 1:
         raise UsageError("--fleet, --here and --kubernetes were given together; expected one of them")
     if kubernetes:
         return KUBERNETES
     if here:
         return HERE
-    return FLEET if has_fleet or is_served(fleet) else HERE
+    if has_fleet or is_served(fleet):
+        return FLEET
+    if (fleet / FILE).exists():
+        refuse(
+            f"the fleet in {fleet} has no daemon; start it with 'edl-hvd fleet serve', or give --here to run on this "
+            "machine without it",
+            FAILED,
+        )
+    return HERE
 
 
 def _check_options(context: click.Context, where: str) -> None:

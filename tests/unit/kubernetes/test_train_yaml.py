@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from edl_hvd.cli.edlrun import read_command_line
 from edl_hvd.cli.main import commands
+from edl_hvd.fleet.store import FleetStore
 from edl_hvd.kubernetes.parsing import read_job
 from edl_hvd.kubernetes.pods import launcher_manifest
 from edl_hvd.kubernetes.snapshot import GPU
@@ -86,6 +87,19 @@ def test_without_a_fleet_it_is_a_line_of_edlrun(tmp_path: Path, monkeypatch: pyt
     assert variable == "EDL_HVD_CHECKPOINT=runs/c"
     options = read_command_line(line[1:])
     assert (options.rules.num_proc, options.rules.min_np) == (2, 1)
+
+
+def test_a_job_does_not_run_here_beside_a_fleet_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/fleet").mkdir(parents=True)
+    FleetStore(Path("runs/fleet")).close()
+    refused = said("--dry-run train.py", code=1)
+    assert refused == (
+        "error: the fleet in runs/fleet has no daemon; start it with 'edl-hvd fleet serve', or give --here to run on "
+        "this machine without it\n"
+    )
+    assert said("--here --dry-run train.py").startswith("edlrun ")
+    assert "kind: TrainingJob" in said("--kubernetes --image i --dry-run train.py")
 
 
 @pytest.mark.parametrize(
