@@ -89,7 +89,9 @@ def test_without_a_fleet_it_is_a_line_of_edlrun(tmp_path: Path, monkeypatch: pyt
     assert (options.rules.num_proc, options.rules.min_np) == (2, 1)
 
 
-def test_a_job_does_not_run_here_beside_a_fleet_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_does_not_run_here_beside_a_fleet_without_a_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("runs/fleet").mkdir(parents=True)
     FleetStore(Path("runs/fleet")).close()
