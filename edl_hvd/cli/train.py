@@ -34,6 +34,7 @@ _ONLY = {
     "image": (KUBERNETES,), "namespace": (KUBERNETES,), "gpus": (KUBERNETES,), "cpu": (KUBERNETES,),
     "memory": (KUBERNETES,),
 }  # fmt: skip
+_REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 
 
@@ -150,9 +151,12 @@ def _name_of(command: Sequence[str]) -> str:
 
     >>> _name_of(["python", "-u", "src/Train_ResNet.py", "--epochs", "9"])
     'train-resnet'
+    >>> _name_of(["3d_unet.py"])
+    'job-3d-unet'
     """
     script = next((word for word in command if word.endswith(".py")), command[0])
-    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "job"
+    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "job"
+    return f"job-{name}" if name[0].isdigit() else name
 
 
 def _number(priority: str | None) -> int:
@@ -176,7 +180,8 @@ def _run_here(words: Sequence[str], least: int, most: int, variables: Mapping[st
         raise UsageError(f"--min {least} is above --max {most}; lower the one or raise the other")
     flags = ["-np", str(most), "--min-np", str(least), "-H", f"localhost:{most}", *words]
     if dry_run:
-        click.echo(shlex.join([*(f"{name}={value}" for name, value in variables.items()), "edlrun", *flags]))
+        assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+        click.echo(" ".join([*assigned, shlex.join(["edlrun", *flags])]))
         return
     click.echo(f"runs on this machine: {shlex.join(['edlrun', *flags])}", err=True)
     sys.stdout.flush()
@@ -195,6 +200,14 @@ def _submit_to_fleet(fleet: Path, spec: JobSpec, dry_run: bool) -> None:
 
 def _submit_to_kubernetes(request: JobRequest, dry_run: bool) -> None:
     manifest = job_manifest(request)
+    if request.checkpoint and not _REMOTE.match(request.checkpoint):
+        problem = (
+            f"--checkpoint {show(request.checkpoint)} is a folder in the file system of a pod, and goes with the pod; "
+            "expected a URL such as s3://bucket/resnet50"
+        )
+        if not dry_run:
+            raise UsageError(f"{problem}, or a volume in the file that --dry-run prints")
+        click.echo(f"{problem}, or a volume for it in this file", err=True)
     if dry_run:
         try:
             yaml: Any = importlib.import_module("yaml")

@@ -12,7 +12,6 @@ from edl_hvd.json_values import show
 from edl_hvd.kubernetes.parsing import quantity, read_job
 from edl_hvd.kubernetes.snapshot import CPU, GPU, GROUP, KIND, VERSION
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
@@ -59,11 +58,6 @@ def job_manifest(request: JobRequest) -> dict[str, Any]:
     Raises:
         UsageError: The operator could not run it.
     """
-    if not _NAME.fullmatch(request.name):
-        raise UsageError(
-            f"job name {show(request.name)} is not usable in Kubernetes; expected small letters, digits and '-', with "
-            "a letter or digit at both ends, e.g. 'resnet50'"
-        )
     asked: dict[str, str] = {}
     if request.cpu or not request.gpus:
         asked[CPU] = request.cpu or "1"
@@ -95,6 +89,8 @@ def job_manifest(request: JobRequest) -> dict[str, Any]:
     manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "spec": spec}
     seen = read_job({**manifest, "metadata": {**meta, "uid": "", "resourceVersion": ""}})
     if seen.spec is None:
+        if seen.problem_reason in ("BadName", "NameTooLong"):
+            raise UsageError(f"{seen.problem}; choose another --name")
         raise UsageError(f"job {request.name}: {seen.problem}")
     return manifest
 

@@ -83,6 +83,7 @@ def test_without_a_fleet_it_is_a_line_of_edlrun(tmp_path: Path, monkeypatch: pyt
     assert said("--min 2 --max 3 --dry-run train.py --lr 0.1") == (
         "edlrun -np 3 --min-np 2 -H localhost:3 python train.py --lr 0.1\n"
     )
+    assert said("--env 'A=x y' --dry-run train.py").startswith("A='x y' edlrun ")
     variable, *line = shlex.split(said("--max 2 --checkpoint runs/c --dry-run train.py"))
     assert variable == "EDL_HVD_CHECKPOINT=runs/c"
     options = read_command_line(line[1:])
@@ -104,6 +105,19 @@ def test_a_job_does_not_run_here_beside_a_fleet_without_a_daemon(
     assert "kind: TrainingJob" in said("--kubernetes --image i --dry-run train.py")
 
 
+def test_a_folder_for_checkpoints_is_printed_with_a_warning() -> None:
+    line = ["--kubernetes", "--image", "i", "--checkpoint", "runs/c", "--dry-run", "train.py"]
+    done = CliRunner().invoke(commands, ["train", *line])
+    assert done.exit_code == 0
+    assert yaml.safe_load(done.stdout)["spec"]["checkpoint"] == "runs/c"
+    assert (done.stderr.count("\n"), "goes with the pod" in done.stderr) == (1, True)
+
+
+def test_a_script_that_begins_with_a_digit_gives_a_name_that_does_not() -> None:
+    made = yaml.safe_load(said("--kubernetes --image i --dry-run 3d_unet.py"))
+    assert made["metadata"]["name"] == "job-3d-unet"
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -114,6 +128,11 @@ def test_a_job_does_not_run_here_beside_a_fleet_without_a_daemon(
         ("--kubernetes --image i --cpu 0 train.py", "request neither nvidia.com/gpu nor cpu"),
         ("--kubernetes --image i --env A train.py", "expected NAME=VALUE"),
         ("--kubernetes --image i --name a_b train.py", "not usable in Kubernetes"),
+        ("--kubernetes --image i --name 3d train.py", "the name '3d' is not usable in Kubernetes"),
+        ("--kubernetes --image i --name a.b train.py", "choose another --name"),
+        (f"--kubernetes --image i --name {'a' * 51} train.py", "expected 50 at most; choose another --name"),
+        ("--kubernetes --image i --checkpoint runs/c train.py", "goes with the pod"),
+        ("--kubernetes --image i --checkpoint file:///runs/c train.py", "goes with the pod"),
         ("--kubernetes --here --image i train.py", "expected one of them"),
         ("--here --gpus 2 train.py", "use it with --kubernetes"),
         ("--here --priority 2 train.py", "use it with --fleet DIR or --kubernetes"),
