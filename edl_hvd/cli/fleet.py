@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -300,29 +302,52 @@ def claim_command(
     """Make room for something that is no job.
 
     Prints the hosts as soon as no worker is on the slots any more. They stay free until the time is over or 'edl-hvd
-    fleet release' gives them back.
+    fleet release' gives them back. Ctrl-C or SIGTERM before that releases the claim.
 
     \b
     Examples:
       edl-hvd fleet claim web --slots 2 --for 60s
       edl-hvd fleet claim web --slots 2 --devices
 
-    Exit code 2: it is refused. 1: no daemon answers, or the claim ended before there was room. Documents:
-    docs/cluster.md.
+    Exit code 2: it is refused. 1: no daemon answers, or the claim ended before there was room. 130, 143: interrupted by
+    Ctrl-C or SIGTERM, and released. Documents: docs/cluster.md.
     """
     request = messages.ClaimRequest(name, slots, priority, _read_time(for_text))
-    agreed = ask(state_dir, request, Agreed)
     if not wait:
-        click.echo(agreed.text)
+        click.echo(ask(state_dir, request, Agreed).text)
         return
-    while True:
-        claim = next((one for one in view_of(state_dir).claims if one.name == name), None)
-        if claim is None:
-            refuse(f"claim {name} ended before {count(slots, 'slot')} were free for it", FAILED)
-        if total(claim.granted) == slots:
-            click.echo("\n".join(map(with_devices, claim.devices)) if with_numbers else shown_hosts(claim.granted))
-            return
-        time.sleep(_POLL_S)
+    stays = (
+        f"claim {name} stays in the fleet; release it once the daemon answers: "
+        f"{shlex.join(['edl-hvd', 'fleet', 'release', name, '--state', str(state_dir)])}"
+    )
+    with _noted_signals() as noted:
+        ask(state_dir, request, Agreed)
+        while not noted:
+            claim = next((one for one in view_of(state_dir, stays).claims if one.name == name), None)
+            if claim is None:
+                refuse(f"claim {name} ended before {count(slots, 'slot')} were free for it", FAILED)
+            if total(claim.granted) == slots and not noted:
+                click.echo("\n".join(map(with_devices, claim.devices)) if with_numbers else shown_hosts(claim.granted))
+                return
+            time.sleep(_POLL_S)
+        ask(state_dir, messages.ReleaseRequest(name), Agreed, stays)
+    click.echo(f"interrupted before {count(slots, 'slot')} were free; claim {name} is released", err=True)
+    sys.exit(128 + noted[0])
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """The numbers of SIGINT and SIGTERM as they arrive; neither ends the program meanwhile."""
+    noted: list[int] = []
+    former = {
+        number: signal.signal(number, lambda number, frame: noted.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield noted
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 @fleet_commands.command("release")

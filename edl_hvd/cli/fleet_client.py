@@ -34,12 +34,19 @@ def submit_job(state_dir: Path, spec: JobSpec) -> None:
     click.echo(ask(state_dir, messages.SubmitRequest(spec), Agreed).text)
 
 
-def ask(state_dir: Path, request: FleetRequest, kind: type[Reply]) -> Reply:
-    """The daemon's reply, of this kind. Ends the program where the daemon refuses, or does not answer."""
+def ask(state_dir: Path, request: FleetRequest, kind: type[Reply], otherwise: str = "") -> Reply:
+    """The daemon's reply, of this kind. Ends the program where the daemon refuses, or does not answer.
+
+    Args:
+        state_dir: Folder of the fleet.
+        request: What is asked.
+        kind: Kind of the reply.
+        otherwise: What holds if the daemon does not answer, for the message.
+    """
     try:
         reply = call(state_dir.expanduser(), request)
     except EdlHvdError as error:
-        refuse(str(error), FAILED)
+        refuse(f"{error}; {otherwise}" if otherwise else str(error), FAILED)
     if isinstance(reply, Refused):
         refuse(reply.problem, WRONG)
     if not isinstance(reply, kind):
@@ -47,6 +54,6 @@ def ask(state_dir: Path, request: FleetRequest, kind: type[Reply]) -> Reply:
     return reply
 
 
-def view_of(state_dir: Path) -> FleetView:
-    """The fleet as its daemon shows it now."""
-    return ask(state_dir, messages.ViewRequest(), FleetView)
+def view_of(state_dir: Path, otherwise: str = "") -> FleetView:
+    """The fleet as its daemon shows it now. As :func:`ask`."""
+    return ask(state_dir, messages.ViewRequest(), FleetView, otherwise)

@@ -19,6 +19,7 @@ from edl_hvd.cli.fleet_client import STATE, submit_job
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, UsageError
 from edl_hvd.fleet.messages import is_served
 from edl_hvd.fleet.state import JobSpec
+from edl_hvd.fleet.store import FILE
 from edl_hvd.json_values import show
 from edl_hvd.kubernetes.snapshot import GROUP, VERSION
 from edl_hvd.kubernetes.submission import JobRequest, dropped_fields, job_manifest
@@ -33,6 +34,7 @@ _ONLY = {
     "image": (KUBERNETES,), "namespace": (KUBERNETES,), "gpus": (KUBERNETES,), "cpu": (KUBERNETES,),
     "memory": (KUBERNETES,),
 }  # fmt: skip
+_REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 
 
@@ -48,8 +50,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
               help="Jobs of one family are alike: each begins with what the others have measured.")  # fmt: skip
 @click.option("--retries", type=click.IntRange(0), help="Runs that may fail.  [0 in a fleet, 3 on Kubernetes]")
 @click.option("--fleet", "state_dir", metavar="DIR", type=click.Path(path_type=Path),
-              help=f"Submit to the fleet with this folder.  [{STATE}, if one serves there]")  # fmt: skip
-@click.option("--here", is_flag=True, help="Run on this machine, even if a fleet serves here.")
+              help=f"Submit to the fleet with this folder.  [{STATE}, if one is there]")  # fmt: skip
+@click.option("--here", is_flag=True, help="Run on this machine, even if a fleet is here.")
 @click.option("--kubernetes", is_flag=True, help="Submit a TrainingJob to the cluster of the kubeconfig.")
 @click.option("--image", help="Kubernetes: image that holds the script, torch, Horovod and edl_hvd.")
 @click.option("-n", "--namespace", help="Kubernetes: namespace of the job.  [the kubeconfig's]")
@@ -68,7 +70,8 @@ def train_command(
     """Train with --min to --max workers, wherever that is.
 
     SCRIPT is a Python file that uses edl_hvd, with its arguments, or any command. With --kubernetes it becomes a
-    TrainingJob; else a job of the fleet that serves here; else it runs here, under edlrun, on --max workers.
+    TrainingJob; else a job of the fleet in this folder; without a fleet it runs here, under edlrun, on --max workers.
+    It is refused where the daemon of that fleet is down.
 
     \b
     Examples:
@@ -106,14 +109,25 @@ def train_command(
 
 
 def _place_of(fleet: Path, has_fleet: bool, here: bool, kubernetes: bool) -> str:
-    """Where the job is to run: where an option says, else in the fleet that serves here, else on this machine."""
+    """Where the job is to run: where an option says, else in the fleet of this folder, else on this machine.
+
+    Ends the program where that fleet has no daemon: its jobs may train on the slots of this machine.
+    """
     if has_fleet + here + kubernetes > 1:
         raise UsageError("--fleet, --here and --kubernetes were given together; expected one of them")
     if kubernetes:
         return KUBERNETES
     if here:
         return HERE
-    return FLEET if has_fleet or is_served(fleet) else HERE
+    if has_fleet or is_served(fleet):
+        return FLEET
+    if (fleet / FILE).exists():
+        refuse(
+            f"the fleet in {fleet} has no daemon; start it with 'edl-hvd fleet serve', or give --here to run on this "
+            "machine without it",
+            FAILED,
+        )
+    return HERE
 
 
 def _check_options(context: click.Context, where: str) -> None:
@@ -137,9 +151,12 @@ def _name_of(command: Sequence[str]) -> str:
 
     >>> _name_of(["python", "-u", "src/Train_ResNet.py", "--epochs", "9"])
     'train-resnet'
+    >>> _name_of(["3d_unet.py"])
+    'job-3d-unet'
     """
     script = next((word for word in command if word.endswith(".py")), command[0])
-    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "job"
+    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "job"
+    return f"job-{name}" if name[0].isdigit() else name
 
 
 def _number(priority: str | None) -> int:
@@ -163,7 +180,8 @@ def _run_here(words: Sequence[str], least: int, most: int, variables: Mapping[st
         raise UsageError(f"--min {least} is above --max {most}; lower the one or raise the other")
     flags = ["-np", str(most), "--min-np", str(least), "-H", f"localhost:{most}", *words]
     if dry_run:
-        click.echo(shlex.join([*(f"{name}={value}" for name, value in variables.items()), "edlrun", *flags]))
+        assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+        click.echo(" ".join([*assigned, shlex.join(["edlrun", *flags])]))
         return
     click.echo(f"runs on this machine: {shlex.join(['edlrun', *flags])}", err=True)
     sys.stdout.flush()
@@ -182,6 +200,14 @@ def _submit_to_fleet(fleet: Path, spec: JobSpec, dry_run: bool) -> None:
 
 def _submit_to_kubernetes(request: JobRequest, dry_run: bool) -> None:
     manifest = job_manifest(request)
+    if request.checkpoint and not _REMOTE.match(request.checkpoint):
+        problem = (
+            f"--checkpoint {show(request.checkpoint)} is a folder in the file system of a pod, and goes with the pod; "
+            "expected a URL such as s3://bucket/resnet50"
+        )
+        if not dry_run:
+            raise UsageError(f"{problem}, or a volume in the file that --dry-run prints")
+        click.echo(f"{problem}, or a volume for it in this file", err=True)
     if dry_run:
         try:
             yaml: Any = importlib.import_module("yaml")

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from edl_hvd.errors import UsageError
+from edl_hvd.json_values import show
 from edl_hvd.kubernetes.snapshot import (
     CPU,
     CPU_UNIT,
@@ -44,6 +45,8 @@ _CONDITION_TAINTS = "node.kubernetes.io/"
 # What Kubernetes itself says of a node, such as that it is cordoned or short of memory.
 _LONGEST_NAME = 50
 # Of a job: its pods' names and labels are longer, and have 63 characters at most.
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+# Of a job: its service's name begins with it, and is a DNS label of RFC 1035.
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei))?")
 _FACTORS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Ki": 2.0**10, "Mi": 2.0**20,
             "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60}  # fmt: skip
@@ -103,6 +106,12 @@ class _Rejected(Exception):
 def _read_spec(name: str, spec: Mapping[str, Any]) -> TrainingJobSpec:
     if len(name) > _LONGEST_NAME:
         raise _Rejected("NameTooLong", f"the name has {len(name)} characters; expected {_LONGEST_NAME} at most")
+    if not _NAME.fullmatch(name):
+        raise _Rejected(
+            "BadName",
+            f"the name {show(name)} is not usable in Kubernetes; expected small letters, digits and '-', a letter "
+            "first and a letter or digit last, e.g. 'resnet50'",
+        )
     workers = spec.get("workers") or {}
     _check_bounds(workers)
     template = workers.get("template") or {}

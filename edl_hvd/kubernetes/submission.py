@@ -12,7 +12,6 @@ from edl_hvd.json_values import show
 from edl_hvd.kubernetes.parsing import quantity, read_job
 from edl_hvd.kubernetes.snapshot import CPU, GPU, GROUP, KIND, VERSION
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
@@ -59,18 +58,17 @@ def job_manifest(request: JobRequest) -> dict[str, Any]:
     Raises:
         UsageError: The operator could not run it.
     """
-    if not _NAME.fullmatch(request.name):
-        raise UsageError(
-            f"job name {show(request.name)} is not usable in Kubernetes; expected small letters, digits and '-', with "
-            "a letter or digit at both ends, e.g. 'resnet50'"
-        )
     asked: dict[str, str] = {}
     if request.cpu or not request.gpus:
         asked[CPU] = request.cpu or "1"
     if request.memory:
         quantity(request.memory)
         asked["memory"] = request.memory
-    container: dict[str, Any] = {"name": "main", "image": request.image, "command": list(request.command)}
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": request.image,
+        "command": [_literal(word) for word in request.command],
+    }
     if request.variables:
         container["env"] = [_variable(text) for text in request.variables]
     container["resources"] = {"requests": asked} if asked else {}
@@ -81,7 +79,7 @@ def job_manifest(request: JobRequest) -> dict[str, Any]:
     if request.priority_class:
         spec["priorityClassName"] = request.priority_class
     if request.checkpoint:
-        spec["checkpoint"] = request.checkpoint
+        spec["checkpoint"] = _literal(request.checkpoint)
     if request.family:
         spec["family"] = request.family
     spec["retries"] = request.retries
@@ -91,6 +89,8 @@ def job_manifest(request: JobRequest) -> dict[str, Any]:
     manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "spec": spec}
     seen = read_job({**manifest, "metadata": {**meta, "uid": "", "resourceVersion": ""}})
     if seen.spec is None:
+        if seen.problem_reason in ("BadName", "NameTooLong"):
+            raise UsageError(f"{seen.problem}; choose another --name")
         raise UsageError(f"job {request.name}: {seen.problem}")
     return manifest
 
@@ -112,4 +112,9 @@ def _variable(text: str) -> dict[str, str]:
     match = _VARIABLE.fullmatch(text)
     if match is None:
         raise UsageError(f"variable {show(text)} is not usable; expected NAME=VALUE")
-    return {"name": match[1], "value": match[2]}
+    return {"name": match[1], "value": _literal(match[2])}
+
+
+def _literal(text: str) -> str:
+    """The text as a pod has to name it, where Kubernetes expands ``$(NAME)`` and reads ``$$`` as ``$``."""
+    return text.replace("$", "$$")

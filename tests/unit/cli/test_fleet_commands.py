@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +13,21 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edl_hvd.cli import fleet as fleet_command
+from edl_hvd.cli import fleet_client
 from edl_hvd.cli.main import commands
-from edl_hvd.fleet.messages import FleetView, JobProgress, JobRow
-from edl_hvd.fleet.state import FleetJob, JobPhase, JobSpec
+from edl_hvd.errors import PlatformError
+from edl_hvd.fleet.messages import (
+    Agreed,
+    ClaimRequest,
+    FleetReply,
+    FleetRequest,
+    FleetView,
+    JobProgress,
+    JobRow,
+    ReleaseRequest,
+    ViewRequest,
+)
+from edl_hvd.fleet.state import FleetJob, HeldClaim, JobPhase, JobSpec
 from edl_hvd.fleet.store import FleetStore
 from edl_hvd.hosts import HostSlots
 
@@ -86,3 +100,40 @@ def test_a_daemon_that_cannot_serve_its_page_does_not_say_that_it_shares_hosts(t
 def test_the_phase_of_a_job_is_a_word_in_json(fleet: Callable[..., Result]) -> None:
     (row,) = json.loads(fleet("list", "--json").stdout)["jobs"]
     assert row["job"]["phase"] == json.loads(fleet("show", "one", "--json").stdout)["job"]["phase"] == "failed"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_claim_whose_wait_is_interrupted_is_released(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[FleetRequest] = []
+
+    def answer(folder: Path, request: FleetRequest) -> FleetReply:
+        asked.append(request)
+        if isinstance(request, ViewRequest):
+            os.kill(os.getpid(), number)
+            return FleetView(9.0, (), (), (HeldClaim("web", 2, 0, 5.0),), 0, 0)
+        return Agreed("it is so")
+
+    monkeypatch.setattr(fleet_client, "call", answer)
+    before = signal.getsignal(number)
+    done = CliRunner().invoke(commands, ["fleet", "claim", "web", "--slots", "2", "--state", str(tmp_path)])
+    assert (done.exit_code, done.stdout) == (128 + number, "")
+    assert done.stderr == "interrupted before 2 slots were free; claim web is released\n"
+    assert asked == [ClaimRequest("web", 2, 1000, None), ViewRequest(), ReleaseRequest("web")]
+    assert signal.getsignal(number) == before
+
+
+def test_a_claim_whose_daemon_ends_is_said_to_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(folder: Path, request: FleetRequest) -> FleetReply:
+        if isinstance(request, ViewRequest):
+            raise PlatformError("nobody listens")
+        return Agreed("it is so")
+
+    monkeypatch.setattr(fleet_client, "call", answer)
+    done = CliRunner().invoke(commands, ["fleet", "claim", "web", "--slots", "2", "--state", str(tmp_path)])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: nobody listens; claim web stays in the fleet; release it once the daemon answers: edl-hvd fleet "
+        f"release web --state {tmp_path}\n"
+    )

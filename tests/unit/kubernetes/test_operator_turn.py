@@ -254,6 +254,16 @@ def test_a_spec_that_cannot_be_run_is_refused_with_its_reason(change: dict[str, 
     assert (len(world.workers("bad")), len(world.workers("good"))) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"), [("3d", "BadName"), ("a.b", "BadName"), ("a" * 51, "NameTooLong"), ("a-3", "Valid")]
+)
+def test_a_name_that_no_service_can_have_is_refused(name: str, reason: str) -> None:
+    world = World({"a": 4}, item(name, 1, 1))
+    world.settle()
+    assert world.condition(name, "Accepted") == (str(reason == "Valid"), reason)
+    assert len(world.workers(name)) == (reason == "Valid")
+
+
 def test_events_of_one_change_have_the_same_names_whoever_writes_them() -> None:
     world = World({"a": 4}, item("one", 1, 1))
     [written] = [action for action in world.decide() if isinstance(action, WriteStatus)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from click.testing import CliRunner
 
 from edl_hvd.cli.edlrun import read_command_line
 from edl_hvd.cli.main import commands
+from edl_hvd.fleet.store import FleetStore
 from edl_hvd.kubernetes.parsing import read_job
+from edl_hvd.kubernetes.pods import launcher_manifest
 from edl_hvd.kubernetes.snapshot import GPU
 
 
@@ -42,6 +46,28 @@ def test_the_printed_job_is_what_the_operator_reads() -> None:
     assert container["resources"]["requests"] == {"memory": "8Gi"}
 
 
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """What a kubelet makes of a command, an argument or the value of a variable."""
+    return re.sub(
+        r"\$\$|\$\(([^)]*)\)",
+        lambda match: "$" if match[1] is None else variables.get(match[1], match[0]),
+        text,
+    )
+
+
+def test_dollars_reach_the_script_as_they_were_given() -> None:
+    words, value, url = ["--pattern", "$(A)-$$-$HOME-$"], "$(A)$$", "s3://b/$(A)/$$"
+    line = ["--kubernetes", "--image", "i", "--env", "A=a", "--env", f"B={value}", "--checkpoint", url, "--dry-run"]
+    made = yaml.safe_load(said(shlex.join([*line, "train.py", *words])))
+    made["metadata"].update(uid="u", resourceVersion="1")
+    seen = read_job(made)
+    assert seen.spec is not None, seen.problem
+    container = launcher_manifest(seen, seen.spec)["spec"]["containers"][0]
+    assert [expanded(word, {"A": "a"}) for word in container["command"][-3:]] == ["train.py", *words]
+    values = {entry["name"]: expanded(entry.get("value", ""), {"A": "a"}) for entry in container["env"]}
+    assert (values["A"], values["B"], values["EDL_HVD_CHECKPOINT"]) == ("a", value, url)
+
+
 def test_a_worker_without_gpus_has_a_processor_and_a_command_of_its_own() -> None:
     made = yaml.safe_load(said("--kubernetes --image i --name n --dry-run -- sh run.sh"))
     container = made["spec"]["workers"]["template"]["spec"]["containers"][0]
@@ -57,10 +83,39 @@ def test_without_a_fleet_it_is_a_line_of_edlrun(tmp_path: Path, monkeypatch: pyt
     assert said("--min 2 --max 3 --dry-run train.py --lr 0.1") == (
         "edlrun -np 3 --min-np 2 -H localhost:3 python train.py --lr 0.1\n"
     )
+    assert said("--env 'A=x y' --dry-run train.py").startswith("A='x y' edlrun ")
     variable, *line = shlex.split(said("--max 2 --checkpoint runs/c --dry-run train.py"))
     assert variable == "EDL_HVD_CHECKPOINT=runs/c"
     options = read_command_line(line[1:])
     assert (options.rules.num_proc, options.rules.min_np) == (2, 1)
+
+
+def test_a_job_does_not_run_here_beside_a_fleet_without_a_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/fleet").mkdir(parents=True)
+    FleetStore(Path("runs/fleet")).close()
+    refused = said("--dry-run train.py", code=1)
+    assert refused == (
+        "error: the fleet in runs/fleet has no daemon; start it with 'edl-hvd fleet serve', or give --here to run on "
+        "this machine without it\n"
+    )
+    assert said("--here --dry-run train.py").startswith("edlrun ")
+    assert "kind: TrainingJob" in said("--kubernetes --image i --dry-run train.py")
+
+
+def test_a_folder_for_checkpoints_is_printed_with_a_warning() -> None:
+    line = ["--kubernetes", "--image", "i", "--checkpoint", "runs/c", "--dry-run", "train.py"]
+    done = CliRunner().invoke(commands, ["train", *line])
+    assert done.exit_code == 0
+    assert yaml.safe_load(done.stdout)["spec"]["checkpoint"] == "runs/c"
+    assert (done.stderr.count("\n"), "goes with the pod" in done.stderr) == (1, True)
+
+
+def test_a_script_that_begins_with_a_digit_gives_a_name_that_does_not() -> None:
+    made = yaml.safe_load(said("--kubernetes --image i --dry-run 3d_unet.py"))
+    assert made["metadata"]["name"] == "job-3d-unet"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +128,11 @@ def test_without_a_fleet_it_is_a_line_of_edlrun(tmp_path: Path, monkeypatch: pyt
         ("--kubernetes --image i --cpu 0 train.py", "request neither nvidia.com/gpu nor cpu"),
         ("--kubernetes --image i --env A train.py", "expected NAME=VALUE"),
         ("--kubernetes --image i --name a_b train.py", "not usable in Kubernetes"),
+        ("--kubernetes --image i --name 3d train.py", "the name '3d' is not usable in Kubernetes"),
+        ("--kubernetes --image i --name a.b train.py", "choose another --name"),
+        (f"--kubernetes --image i --name {'a' * 51} train.py", "expected 50 at most; choose another --name"),
+        ("--kubernetes --image i --checkpoint runs/c train.py", "goes with the pod"),
+        ("--kubernetes --image i --checkpoint file:///runs/c train.py", "goes with the pod"),
         ("--kubernetes --here --image i train.py", "expected one of them"),
         ("--here --gpus 2 train.py", "use it with --kubernetes"),
         ("--here --priority 2 train.py", "use it with --fleet DIR or --kubernetes"),
