@@ -182,8 +182,9 @@ class Holding(ABC):
         self._ring()
 
     def read(
-        self, place: Place, size_bytes: int, arrays: tuple[Array, ...], known: tuple[Array, ...] | None = None
-    ) -> int:
+        self, place: Place, size_bytes: int, arrays: tuple[Array, ...], known: tuple[Array, ...] | None = None,
+        checks: tuple[int, ...] = (),
+    ) -> int:  # fmt: skip
         """Add a task; returns its number.
 
         Args:
@@ -191,9 +192,10 @@ class Holding(ABC):
             size_bytes: Memory that it takes until it is consumed.
             arrays: What to send.
             known: Its answer, if it is known.
+            checks: Checks of its inputs, for places that may be read again.
         """
         with self.changed:
-            event = window_events.Read(place, size_bytes, is_answered=known is not None)
+            event = window_events.Read(place, size_bytes, is_answered=known is not None, checks=checks)
             number = self._window.number_of(event)
             self._arrays[number] = (arrays, place.samples)
             if known is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -44,7 +45,7 @@ def distillation_loss(
         A tensor of one element; 0 if no sample counts.
 
     Raises:
-        UsageError: Shapes differ, an argument is out of range, or a target is missing or no integer.
+        UsageError: Shapes or temperatures differ, an argument is out of range, or a target is missing or no integer.
     """
     if not temperature > 0 or not 0 <= weight <= 1:
         raise UsageError(f"temperature={temperature!r}, weight={weight!r}; expected T greater than 0, and w in [0, 1]")
@@ -64,12 +65,10 @@ def distillation_loss(
                 f"the student's logits have shape {tuple(logits.shape)}, the teacher's answer {tuple(answer.shape)}; "
                 "expected the same classes in the same order: serve a teacher of this vocabulary"
             )
-        each = functional.kl_div(
-            functional.log_softmax(logits / temperature, dim=-1),
-            functional.log_softmax(answer.to(logits) / temperature, dim=-1),
-            reduction="none",
-            log_target=True,
-        ).sum(-1)
+        own = functional.log_softmax(logits / temperature, dim=-1)
+        theirs = functional.log_softmax(answer.to(logits) / temperature, dim=-1)
+        own, theirs = _without_masked(own, theirs)
+        each = functional.kl_div(own, theirs, reduction="none", log_target=True).sum(-1)
         divergence = _mean(each, mask)
     loss = weight * temperature**2 * divergence
     if target is not None and weight < 1:
@@ -129,22 +128,28 @@ def top_k_divergence(
         A tensor of one element; 0 if no sample counts.
 
     Raises:
-        UsageError: Shapes differ.
+        UsageError: Shapes differ, or the answer was taken at another temperature.
     """
     if answer.rest.shape != logits.shape[:-1]:
         raise UsageError(
             f"the student's logits have shape {tuple(logits.shape)}, the teacher's answer is for "
             f"{tuple(answer.rest.shape)} samples; expected the same samples and positions"
         )
+    if answer.temperature is not None and not math.isclose(answer.temperature, temperature, rel_tol=1e-6):
+        raise UsageError(
+            f"the answer is a TopK at temperature {answer.temperature:g}, and the loss has {temperature:g}; expected "
+            f"the same: Teachers(outputs='top_k={answer.values.shape[-1]},temperature={temperature:g}')"
+        )
     logits = _precise(logits)
     own = functional.log_softmax(logits / temperature, dim=-1)
     indices = answer.indices.to(logits.device)
     values, rest = answer.values.to(own), answer.rest.to(own)
-    chosen = own.gather(-1, indices)
+    chosen, values = _without_masked(own.gather(-1, indices), values)
     divergence = (values.exp() * (values - chosen)).sum(-1)
-    others = torch.logsumexp(own.scatter(-1, indices, -torch.inf), dim=-1)
     has_others = rest > -torch.inf
-    # A difference of two infinities is no number, and its gradient neither.
+    # A difference of two infinities is no number, and its gradient neither; nor is that of the sum of nothing.
+    unchosen = own.scatter(-1, indices, -torch.inf)
+    others = torch.logsumexp(unchosen.masked_fill(~has_others.unsqueeze(-1), 0.0), dim=-1)
     difference = torch.where(has_others, rest, torch.zeros_like(rest)) - torch.where(
         has_others, others, torch.zeros_like(others)
     )
@@ -208,6 +213,7 @@ def hidden_state_loss(
         )
     if mask is not None and mask.shape != hidden.shape[:-1]:
         raise UsageError(f"mask has shape {tuple(mask.shape)}; expected {tuple(hidden.shape[:-1])}")
+    hidden = _precise(hidden)
     there = answer.to(hidden)
     if normalize:
         hidden, there = functional.normalize(hidden, dim=-1), functional.normalize(there, dim=-1)
@@ -215,6 +221,12 @@ def hidden_state_loss(
     if mask is None:
         return difference.mean()
     return (difference * mask).sum() / mask.sum().clamp(min=1)
+
+
+def _without_masked(own: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of student and teacher, both 0 where the teacher's is -inf: such a class contributes 0."""
+    is_masked = theirs == -torch.inf
+    return own.masked_fill(is_masked, 0.0), theirs.masked_fill(is_masked, 0.0)
 
 
 def _precise(logits: torch.Tensor) -> torch.Tensor:

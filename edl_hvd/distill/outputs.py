@@ -18,18 +18,24 @@ LOGITS, FLOAT16 = "logits", "float16"
 _TOP_K = re.compile(r"top_k=([0-9]+)(?:,temperature=([0-9.]+))?")
 
 
-class TopK(NamedTuple):
+class _TopKFields(NamedTuple):
+    values: torch.Tensor
+    indices: torch.Tensor
+    rest: torch.Tensor
+
+
+class TopK(_TopKFields):
     """The largest probabilities of a teacher, and the rest of the mass.
 
     Attributes:
         values: Log-probabilities of the k likeliest classes, at the temperature asked for; shape (samples, …, k).
         indices: Classes that they belong to; the same shape.
         rest: Log-probability of all other classes together; shape (samples, …). It is -inf if there are none.
+        temperature: Temperature of the probabilities; ``None`` if it is not known, as in a tuple that the script made.
+            It is no element of the tuple.
     """
 
-    values: torch.Tensor
-    indices: torch.Tensor
-    rest: torch.Tensor
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class Outputs:
         """
         copies = {name: self._restored(name, one) for name, one in answer.items()}
         if self.k:
-            return TopK(**copies)
+            return _at(self.temperature, TopK(**copies))
         return copies[LOGITS] if set(copies) == {LOGITS} else copies
 
     def _restored(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -123,7 +129,12 @@ def top_k(logits: torch.Tensor, k: int, temperature: float = 1.0) -> TopK:
     log_probabilities = torch.log_softmax(logits / temperature, dim=-1)
     values, indices = log_probabilities.topk(k, dim=-1)
     others = log_probabilities.scatter(-1, indices, -torch.inf)
-    return TopK(values, indices.int(), torch.logsumexp(others, dim=-1))
+    return _at(temperature, TopK(values, indices.int(), torch.logsumexp(others, dim=-1)))
+
+
+def _at(temperature: float, answer: TopK) -> TopK:
+    answer.temperature = temperature
+    return answer
 
 
 def named(value: Any) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ import torch
 from edl_hvd import events
 from edl_hvd.distill import window_events
 from edl_hvd.distill.heap import Heap
-from edl_hvd.distill.kept import AnswerKind, KeptAnswers, KeptPart
+from edl_hvd.distill.kept import AnswerKind, KeptAnswers, KeptPart, check_rows
 from edl_hvd.distill.outputs import Outputs, row_types, to_tensors
 from edl_hvd.distill.place import show_indices
 from edl_hvd.distill.reading import Item, PartToSend, Reading, held_bytes
@@ -224,6 +224,8 @@ class Pass:
             item = self._reading.next()
             if item is not None and self._kept is not None:
                 item = self._look_up(item, self._kept)
+            if item is not None:
+                item = _with_checks(item)
         except BaseException as error:  # raised where the script asks for this item, as by any loader
             with self._changed:
                 self._error, self._is_read = error, True
@@ -247,7 +249,7 @@ class Pass:
             self._expect(item, part)
             whole_bytes = size_bytes + part.place.samples * calling.answer_row_bytes
             known = part.kept.arrays if part.kept is not None else None
-            parts.append(replace(part, number=calling.read(part.place, whole_bytes, part.arrays, known)))
+            parts.append(replace(part, number=calling.read(part.place, whole_bytes, part.arrays, known, part.checks)))
         self._items.append(replace(item, parts=tuple(parts)))
 
     def _expect(self, item: Item, part: PartToSend) -> None:
@@ -454,6 +456,20 @@ def _checked_kind(fingerprint: str, outputs: str, probe: str) -> AnswerKind:
             "give it an attribute `fingerprint`, a text that changes whenever its answers do, or leave keep= out"
         )
     return AnswerKind(fingerprint, outputs, probe)
+
+
+def _with_checks(item: Item) -> Item:
+    """The item with checks of its inputs, which the script may overwrite as soon as it has them."""
+    parts: list[PartToSend] = []
+    for part in item.parts:
+        if part.kept is not None:
+            checks = part.kept.keys.checks
+        elif parts and parts[0].arrays is part.arrays:
+            checks = parts[0].checks
+        else:
+            checks = check_rows(part.arrays)
+        parts.append(replace(part, checks=checks))
+    return replace(item, parts=tuple(parts))
 
 
 def _find(kept: KeptAnswers, kind: AnswerKind, item: Item, part: PartToSend, reading: Reading) -> KeptPart:

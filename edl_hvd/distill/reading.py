@@ -33,6 +33,7 @@ class PartToSend:
         arrays: What is sent.
         number: Number of its task.
         kept: What is kept of its answer; ``None`` where none is kept.
+        checks: Checks of its inputs; empty before they are computed.
     """
 
     name: str
@@ -41,6 +42,7 @@ class PartToSend:
     arrays: tuple[Array, ...]
     number: int = -1
     kept: KeptPart | None = None
+    checks: tuple[int, ...] = ()
 
     def indices_in(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Those of a micro-batch's samples that belong to the part."""

@@ -37,7 +37,7 @@ class Teachers:
         token_file: File that holds the secret, read at every call; left out, ``EDL_HVD_TEACHERS_TOKEN_FILE``.
         port: Port of the first teacher of each host.
         outputs: What to send back: "logits" for all that the model returns, "float16" for the same in half the bytes,
-            "top_k=10", "top_k=10,temperature=2".
+            "top_k=10,temperature=2" for the likeliest classes at the temperature of the loss (left out, it is 1).
         patience: Longest time without any answer, such as "10min", before the loader raises an error.
         local: Function without arguments that returns the model, for a script that runs without a service. A module
             computes on the device of its parameters, so ``build_model().to(edl_hvd.device())`` is one on the worker's

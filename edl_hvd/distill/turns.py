@@ -129,7 +129,9 @@ class _Draft:
         number = self._before.number_of(read)
         if number == self._before.next_number:
             self._changes["next_number"] = number + 1
-            self.entries[number] = Entry(read.place, read.size_bytes, is_answered=read.is_answered)
+            self.entries[number] = Entry(read.place, read.size_bytes, is_answered=read.is_answered, checks=read.checks)
+            if read.place in self.left:
+                self._forget(read.place)
         else:
             self.entries[number] = changed(self.left.pop(read.place).entry, size_bytes=read.size_bytes)
         beyond = [place for place in self.left if is_beyond(read.place, place)]

@@ -86,6 +86,7 @@ class Entry:
         is_answered: Whether its answer is there.
         answer_bytes: Bytes of the answer, if a teacher has given it.
         is_suspect: Whether a teacher was lost that had it, so that it is computed by itself.
+        checks: Checks of its inputs.
     """
 
     place: Place
@@ -95,6 +96,7 @@ class Entry:
     is_answered: bool = False
     answer_bytes: int = 0
     is_suspect: bool = False
+    checks: tuple[int, ...] = ()
 
     @property
     def is_waiting(self) -> bool:
@@ -265,7 +267,9 @@ class Window:
     def number_of(self, read: Read) -> int:
         """The number that a micro-batch will have when it is read."""
         leftover = None if read.is_answered else self.left.get(read.place)
-        return self.next_number if leftover is None else leftover.number
+        # Random augmentation that is not seeded gives another input at the same place.
+        is_same = leftover is not None and leftover.entry.checks == read.checks
+        return leftover.number if leftover is not None and is_same else self.next_number
 
     def due_s(self, now_s: float) -> float | None:
         """When ``Passed`` will have an effect; ``None``: without another event it has none."""

@@ -18,11 +18,13 @@ class Read:
         place: Place of the micro-batch.
         size_bytes: Bytes of its inputs and of its answer.
         is_answered: Whether its answer is known from an earlier pass.
+        checks: Checks of its inputs; the answer of an earlier pass at this place is taken over only with equal ones.
     """
 
     place: Place
     size_bytes: int
     is_answered: bool = False
+    checks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

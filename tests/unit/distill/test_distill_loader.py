@@ -52,6 +52,20 @@ def test_without_a_service_the_same_script_computes_by_itself():
     check(make_loader(Teachers(local=Sums)))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_answer_of_an_earlier_pass_is_not_used_for_another_input_at_its_place(tmp_path, workers):
+    class Augmented(Images):
+        def __getitem__(self, index):
+            image, number = super().__getitem__(index)
+            return image + torch.randn(image.shape), number
+
+    with fleet(tmp_path, Sums()) as teachers:
+        loader = make_loader(Teachers(teachers.source, port=teachers.port), workers=workers, dataset=Augmented(64))
+        for _ in range(2):
+            check(loader)
+        loader.close()
+
+
 class TwoSums:
     def __call__(self, inputs):
         total = inputs["a"].sum(1)

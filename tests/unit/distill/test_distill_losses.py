@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -219,3 +220,40 @@ def test_targets_and_answers_of_other_kinds_are_refused():
         top_k_divergence(square, top_k(TEACHER, 2))
     with pytest.raises(UsageError, match="the answers a, b are no tensors"):
         average({"a": top_k(TEACHER, 2), "b": top_k(TEACHER, 2)})  # type: ignore[dict-item]
+
+
+def test_a_top_k_of_another_temperature_than_the_loss_is_refused():
+    outputs = Outputs.parse("top_k=2")
+    answer = outputs.restore(outputs.reduce({"logits": TEACHER}))
+    assert answer.temperature == 1.0
+    for loss in (distillation_loss, top_k_divergence):
+        loss(STUDENT, answer)
+        with pytest.raises(UsageError, match=r"TopK at temperature 1, and the loss has 2.*top_k=2,temperature=2"):
+            loss(STUDENT, answer, temperature=2.0)
+    values, indices, rest = answer
+    unknown = TopK(values, indices, rest)
+    assert unknown.temperature is None
+    top_k_divergence(STUDENT, unknown, temperature=2.0)
+    assert pickle.loads(pickle.dumps(answer)).temperature == 1.0
+
+
+@pytest.mark.parametrize("k", [0, 3, 4])
+def test_classes_that_a_teacher_masks_count_nothing(k):
+    teacher = torch.tensor([[0.5, -torch.inf, 0.0, -torch.inf], [1.0, -1.0, -torch.inf, -torch.inf]])
+    target = teacher.softmax(-1)
+    for values in (STUDENT, teacher + torch.tensor([1.0, 0.0, 2.0, 0.0])):
+        student = values.clone().requires_grad_()
+        log_probabilities = values.log_softmax(-1)
+        expected = torch.where(target > 0, target * (target.log() - log_probabilities), 0.0).sum(-1).mean()
+        loss = distillation_loss(student, top_k(teacher, k) if k else teacher)
+        torch.testing.assert_close(loss, expected)
+        (gradient,) = torch.autograd.grad(loss, student)
+        assert torch.isfinite(gradient).all()
+
+
+def test_half_precision_does_not_round_the_loss_of_hidden_states():
+    hidden, answer = torch.randn(4, 64).bfloat16(), torch.randn(4, 64)
+    for normalize in (False, True):
+        loss = hidden_state_loss(hidden, answer, normalize=normalize)
+        assert loss.dtype == torch.float32
+        assert torch.equal(loss, hidden_state_loss(hidden.float(), answer, normalize=normalize))

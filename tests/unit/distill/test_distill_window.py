@@ -209,6 +209,24 @@ def test_what_a_teacher_computes_at_the_end_of_a_pass_is_taken_over_by_the_next(
     assert window.lead == 1, "it was answered between the passes"
 
 
+def test_a_task_of_an_earlier_pass_with_another_input_at_its_place_is_asked_anew():
+    def drawn(check: int) -> events.Read:
+        return events.Read(Place(0, 0, 0, 1), 1, checks=(check,))
+
+    story: list[events.WindowEvent | float] = [events.TeacherReady("a", "1"), drawn(1), events.Wanted("a")]
+    window, actions = play(*story, events.Closed(), drawn(2))
+    assert actions == [events.Withdraw("a", 0), events.Drop(0), events.Invite("a")]
+    assert list(window.entries) == [1]
+    assert not window.left
+    story += [events.Answered("a", 0, 4)]
+    for ends in ([events.Closed()], [events.Asked(), events.Consumed(4), events.Closed()]):
+        window, actions = play(*story, *ends, drawn(2), limit_bytes=160)
+        assert events.Drop(0) in actions
+        assert window.lead == 0
+        window, _ = play(*story, *ends, drawn(1), limit_bytes=160)
+        assert window.lead == 1, "the same input"
+
+
 def test_what_the_next_pass_does_not_read_again_is_withdrawn():
     story: list[events.WindowEvent | float] = [
         events.TeacherReady("a", "1"),
