@@ -92,7 +92,7 @@ def _tensors_of(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
 
 
 def _place(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:

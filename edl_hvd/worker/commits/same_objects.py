@@ -34,7 +34,7 @@ class SameObjects:
         places = Counter(_place(tensor) for tensors in encoded.values() for tensor in tensors.values())
         places.update({_place(tensor) for tensor in others})
         self._tensors = {
-            name: {path: tensor for path, tensor in tensors.items() if places[_place(tensor)] == 1}
+            name: {path: tensor for path, tensor in tensors.items() if _place(tensor) and places[_place(tensor)] == 1}
             for name, tensors in encoded.items()
         }
 
@@ -80,7 +80,7 @@ class SameObjects:
         value = decode(plain, here)
         first = self._objects.get(name) if name in same else None
         if isinstance(first, torch.Tensor):
-            return first if isinstance(value, torch.Tensor) and _is_set_to(value, first.detach()) else value
+            return first if value is self._tensors[name].get(name) else value
         return value if first is None else _filled(first, value)
 
 
@@ -102,12 +102,13 @@ def _filled(first: Any, value: Any) -> Any:
 
 
 def _place(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """Where the memory of a tensor begins; 0 for one that has no memory of its own, such as a sparse one."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _is_set_to(tensor: torch.Tensor | None, first: torch.Tensor) -> bool:
     """Whether a tensor is the same memory, cut in the same way."""
-    return tensor is not None and type(tensor) is type(first) and tensor.is_set_to(first)
+    return tensor is not None and tensor.layout is first.layout is torch.strided and tensor.is_set_to(first)
 
 
 def _fits(first: torch.Tensor, tensor: torch.Tensor) -> bool:

@@ -124,6 +124,15 @@ def test_what_does_not_fit_is_another_object(now) -> None:
     assert loaded is not given
 
 
+@pytest.mark.parametrize("given", [torch.eye(3).to_sparse(), torch.zeros(3, device="meta"), torch.zeros(0)])
+def test_a_tensor_without_memory_is_a_copy_after_a_change(given: torch.Tensor) -> None:
+    objects = SameObjects({"it": given, "more": [given]}, [given])
+    plain, tensors, same = captured(objects, "it", given)
+    loaded = objects.load("it", plain, tensors, same)
+    assert loaded.shape == given.shape
+    assert loaded.layout == given.layout
+
+
 def test_what_was_loaded_shares_nothing_with_the_commit() -> None:
     given = [[1], torch.zeros(2)]
     objects = SameObjects({"it": given}, [])
