@@ -328,8 +328,7 @@ def _uses(code: CodeType, name: str, place: int) -> dict[Any, list[str]]:
             continue
         kinds, variable = [before.opname for before in found[max(number - 2, 0) : number]], found[number - 1].argval
         if one.opname == "LOAD_ATTR" and _is_written_into(found[number + 1 :]):
-            use = "set" if uses.get(variable) else "add to"
-            uses.setdefault(variable, []).append(use)
+            uses.setdefault(variable[-1] if isinstance(variable, tuple) else variable, ["add to"])
             use = "set"
         elif one.opname == "LOAD_ATTR" and kinds[-1] in ("COPY", "DUP_TOP"):
             use, added = "add to", found[number - 2].argval
