@@ -27,9 +27,12 @@ _ENTRY = str(Path(__file__).resolve().with_name("elastic.py"))  # the elastic fu
 _LIBRARIES = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")})
 _PACKAGES = {"site-packages", "dist-packages"}  # of the user, or of the system
 _PLAIN = (bool, int, float, str, type(None), numpy.number)
-# A float within this distance of the present time, or of that of another clock, is a time, such as when the training
-# began. A script sets it again in each run, and it need not be kept.
-_TIME_OF_DAY_S, _A_WHILE_S = 1e8, 3600.0
+# A float within this distance of the time of day is a time, such as when the training began. A script sets it again in
+# each run, and it need not be kept.
+_TIME_OF_DAY_S = 1e8
+# So is one of a clock that began when the machine did, if its former value was one, too: such a clock is near the sums
+# and counts of a script where the machine is new. Values from shortly before the import of this package count.
+_UPTIME_CLOCKS = tuple((clock, max(clock() - 60.0, clock() / 2)) for clock in (time.monotonic, time.perf_counter))
 _SMALL_ARRAY = 1024  # elements of an array of NumPy's whose values are compared; others by identity alone
 
 
@@ -58,9 +61,15 @@ class SeenValue:
 
     def has_changed(self, now: Any) -> bool:
         """Whether the variable has another value now, which is not a time of day."""
-        clocks = ((time.time(), _TIME_OF_DAY_S), (time.monotonic(), _A_WHILE_S), (time.perf_counter(), _A_WHILE_S))
-        is_time = isinstance(now, float) and any(abs(now - clock) < distance for clock, distance in clocks)
-        return not is_time and SeenValue.of(now) != self
+        return SeenValue.of(now) != self and not (isinstance(now, float) and self._is_time(now))
+
+    def _is_time(self, now: float) -> bool:
+        """Whether a new value is a time."""
+        if abs(now - time.time()) < _TIME_OF_DAY_S:
+            return True
+        before = self.mark[1]
+        was_number = isinstance(before, (int, float)) and self.mark[0] is type(before)
+        return any(first <= now <= clock() and not (was_number and before < first) for clock, first in _UPTIME_CLOCKS)
 
 
 class ScriptLocals:

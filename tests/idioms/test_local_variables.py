@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 import edl_hvd
 from edl_hvd.errors import EdlHvdWarning
+from edl_hvd.worker.script_locals import SeenValue
 
 DIES = Fault(40, worker=1, leaves=(1,))
 CHANGES = Fault(30, worker=1, joins=1, politely=True)
@@ -197,3 +198,14 @@ def test_sums_of_an_evaluation_that_goes_on_in_another_world_are_named() -> None
         found |= {str(warning.message) for warning in caught if "in an evaluation" in str(warning.message)}
     [message] = found
     assert "and counts, found begins anew, so what it counts is a part of the validation set" in message
+
+
+@pytest.mark.parametrize("clock", [time.monotonic, time.perf_counter])
+def test_a_sum_is_no_time_where_the_machine_is_new(clock) -> None:
+    """The clock of a machine that runs for a few minutes is near the sums and counts of a script."""
+    for value in (1e-4, 0, 0.0, -60.0):
+        assert SeenValue.of(value).has_changed(clock()), "a sum that has come to the clock's time"
+    for before in (clock(), clock() - 1.0, None):
+        assert not SeenValue.of(before).has_changed(clock()), "a time that is set anew"
+    assert SeenValue.of(clock()).has_changed(clock() + 100.0), "what has not come yet is no time"
+    assert not SeenValue.of(0.0).has_changed(time.time() + 100.0)
