@@ -12,6 +12,7 @@ from typing import Any
 from edl_hvd.worker.commits.epoch_top import EpochTop, TopChanges
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import numeric_options
+from edl_hvd.worker.loop_sums import BegunVariable, LoopSums
 from edl_hvd.worker.script_locals import ScriptLocals
 from edl_hvd.worker.script_objects import ScriptObjects
 from edl_hvd.worker.weight_copies import weight_copies
@@ -41,7 +42,12 @@ class FunctionReruns:
         self._copies: set[str] = set()  # variables of this run that are copies of weights, and are named
         self._locals: ScriptLocals | None = None
         self._objects: ScriptObjects | None = None
-        self._evaluation: ScriptLocals | None = None
+        self._is_continued = False  # the present epoch, in another world than before
+        self._sums: dict[str, LoopSums] = {}  # of the loops under way, by "an epoch" and "an evaluation"
+        self._ended: dict[
+            str, dict[str, BegunVariable]
+        ] = {}  # of those loops that have ended in this epoch, in whichever way
+        self._has_named: set[str] = set()  # local variables of the function that begin anew
         self._has_looked = False  # at these objects, when the first epoch was over
 
     def begin_function(self) -> None:
@@ -96,7 +102,9 @@ class FunctionReruns:
         self._mark_script()
         # A later epoch of the same run has not been interrupted: its top runs for the first time, or as the script
         # wants it.
-        is_continued = is_begun and self._is_first_epoch
+        is_continued = self._is_continued = is_begun and self._is_first_epoch
+        if not is_continued:
+            self._ended.clear()
         self._top = EpochTop.of(self._store, is_continued)
         self._is_first_epoch = False
         if is_continued:
@@ -107,6 +115,7 @@ class FunctionReruns:
     def begin_batches(self) -> None:
         """A loop over batches begins: what the top of an epoch that is continued has changed again is restored."""
         self._mark_script()
+        self._begin_sums("an epoch", self._is_continued, "at its top", "of the epoch")
         self._before_loop = None
         top, self._top = self._top, None
         if top is None:
@@ -130,13 +139,46 @@ class FunctionReruns:
                 "before, so a job without interruption learns something else; do it behind a loop over batches instead",
             )
 
-    def begin_evaluation(self) -> None:
-        """A loop over a validation set begins, or goes on where the last commit was."""
-        self._evaluation = ScriptLocals.now()
+    def end_batches(self) -> None:
+        """A loop over batches has come to its end, or the script has left it."""
+        self._end_sums("an epoch")
+
+    def begin_evaluation(self, is_begun: bool) -> None:
+        """A loop over a validation set begins, or goes on where the last commit was.
+
+        Args:
+            is_begun: Whether it goes on.
+        """
+        self._begin_sums("an evaluation", is_begun, "before it", "of the validation set")
 
     def end_evaluation(self) -> None:
         """It has come to its end, or the script has left it."""
-        self._evaluation = None
+        self._sums.pop("an evaluation", None)
+
+    def _begin_sums(self, loop: str, is_continued: bool, place: str, whole: str) -> None:
+        """Note what the script holds as a loop begins; warn of what begins anew where the loop goes on.
+
+        Args:
+            loop: What it is.
+            is_continued: Whether samples have been counted in another world.
+            place: Where the script sets it.
+            whole: What it would be a sum of.
+        """
+        before = self._ended.pop(loop, {})
+        sums = self._sums[loop] = LoopSums()
+        names = [name for name in sums.begun_anew(before) if name not in self._has_named] if is_continued else []
+        if names:
+            shown = ", ".join(names[:_MOST_NAMES])
+            self._warn_once(
+                f"sums.{loop}",
+                f"the world has changed in {loop}, which goes on where it was, and {shown}, set {place}, begins anew, "
+                f"so what it counts is a part {whole}; count with a metric of edl_hvd.metrics in State",
+            )
+
+    def _end_sums(self, loop: str) -> None:
+        sums = self._sums.pop(loop, None)
+        if sums is not None:
+            self._ended[loop] = sums.end()
 
     def _mark_script(self) -> None:
         """The first loop of this run begins: note what the script holds by then."""
@@ -152,17 +194,12 @@ class FunctionReruns:
         self._before_loop = None
         before, self._locals = self._locals, None
         objects, self._objects = self._objects, None
-        evaluation, self._evaluation = self._evaluation, None
-        sums = [] if is_over or evaluation is None else evaluation.lost(in_loop=True)
-        if sums:
-            self._warn_once(
-                "function.sums",
-                f"the world changes in an evaluation, which goes on where it was, and {', '.join(sums)} begins anew, "
-                "so what it counts is a part of the validation set; count with a metric of edl_hvd.metrics in State",
-            )
+        for loop in tuple(self._sums):
+            self._end_sums(loop)
         if is_over or before is None or objects is None:
             return
         names = before.lost()
+        self._has_named.update(names)
         if names:
             self._warn_once(
                 "function.locals",

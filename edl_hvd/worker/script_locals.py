@@ -87,18 +87,14 @@ class ScriptLocals:
         """Return those of the script that has called this package."""
         return cls(list(script_frames(sys._getframe(1))))
 
-    def lost(self, in_loop: bool = False) -> list[str]:
-        """Return the names of variables that have changed and that the script reads before it sets them again.
-
-        Args:
-            in_loop: Whether only the loop under way reads them so, and not what comes after it.
-        """
+    def lost(self) -> list[str]:
+        """Return the names of variables that have changed and that the script reads before it sets them again."""
         found = []
-        for frame, place, before in self._frames[:1] if in_loop else self._frames:
+        for frame, place, before in self._frames:
             now = variables_of(frame)
             changed = [name for name, value in before.items() if name in now and value.has_changed(now[name])]
             if changed:
-                read = _read_later(frame.f_code, place, in_loop)
+                read = read_later(frame.f_code, place)
                 found += [name for name in changed if name in read]
         return found
 
@@ -143,7 +139,7 @@ def _is_of_library(path: str) -> bool:
     return path.startswith((_PACKAGE, *_LIBRARIES)) or not _PACKAGES.isdisjoint(Path(path).parts)
 
 
-def _read_later(code: CodeType, place: int, in_loop: bool) -> set[str]:
+def read_later(code: CodeType, place: int, in_loop: bool = False) -> set[str]:
     """Return the variables of a function that it reads in its loop before it sets them, or reads after the loop.
 
     Args:

@@ -61,6 +61,8 @@ such as the best accuracy so far or a copy of the best weights, begins anew; a w
   So does a number on an object of your own, such as `trainer.global_step`, on a worker that joins, and a step that is \
 made again counts twice: keep it in `State`, too, or give the object `state_dict()` and `load_state_dict()` and give \
 it to `State`.
+  A sum from the top of an epoch, such as `running_loss = 0.0`, `AverageMeter()` or `losses.reset()`, is one of the \
+epoch's rest where that is continued: a warning names it, and a metric of `edl_hvd.metrics` in `State` counts the whole.
   A module that is not in `State`, such as a criterion whose smoothing falls, is named in a warning as well.
   A tensor, list or dictionary that you give to `State` stays the same object, on workers that join, too, until you \
 set the attribute to another.

@@ -14,7 +14,6 @@ from catalogue.kept import Tempered
 from catalogue.structure import momentum_sgd, prepare
 from idioms import Job
 from simulation import Fault, Simulation
-from torch.utils.data import DataLoader
 
 import edl_hvd
 from edl_hvd.errors import EdlHvdWarning
@@ -165,39 +164,6 @@ def test_without_a_change_nothing_is_said() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", EdlHvdWarning)
         Simulation(2).run(lambda: best_weights(Job()))
-
-
-def counted_by_hand(job: Job) -> None:
-    """Over a validation set, with a confusion matrix and a list, of which each worker has a part."""
-    validation = edl_hvd.EvaluationSampler(job.samples, batch_size=4)
-    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, validation=validation)
-
-    @edl_hvd.elastic
-    def train(state):
-        for _ in state.epochs(job.epochs):
-            for step in state.steps(loader):
-                trained(step, model, optimizer)
-            counts, found, began_s = torch.zeros(3), [], time.perf_counter()
-            with torch.no_grad():
-                for inputs, target in state.evaluate(DataLoader(job.dataset(), batch_sampler=validation)):
-                    output = model(inputs).argmax(1)
-                    counts[0] += (output == target).sum()
-                    found.append(output)
-                    began_s = max(began_s, time.perf_counter())
-            counts = edl_hvd.allreduce(counts, op="sum")
-
-    train(state)
-
-
-def test_sums_of_an_evaluation_that_goes_on_in_another_world_are_named() -> None:
-    found = set()
-    for collective in range(28, 37):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", EdlHvdWarning)
-            Simulation(2, Fault(collective, worker=1, leaves=(1,))).run(lambda: counted_by_hand(Job()))
-        found |= {str(warning.message) for warning in caught if "in an evaluation" in str(warning.message)}
-    [message] = found
-    assert "and counts, found begins anew, so what it counts is a part of the validation set" in message
 
 
 @pytest.mark.parametrize("clock", [time.monotonic, time.perf_counter])

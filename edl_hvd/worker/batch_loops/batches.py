@@ -286,6 +286,7 @@ class EpochLoop:
             how: How it has left it. Where it has left a loop over a step early before, that stays noted instead.
         """
         progress.enter("script")
+        self.runtime.reruns.end_batches()
         self.runtime.counting.leave_loop()
         how = position.left if position.left is LeftLoop.EARLY else how
         position.leave()
@@ -304,6 +305,7 @@ class EpochLoop:
     def end(self) -> None:
         """The loop is through, on every rank."""
         runtime = self.runtime
+        runtime.reruns.end_batches()
         position.leave()
         self.reduction.forget()
         progress.enter("commit")

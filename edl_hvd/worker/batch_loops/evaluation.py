@@ -42,7 +42,7 @@ def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iter
     attempt, was_validating = runtime.attempt, progress.is_validating
     progress.is_validating = lambda: True
     position.place = LoopPlace.EVALUATION
-    runtime.reruns.begin_evaluation()
+    runtime.reruns.begin_evaluation(is_begun=sampler.offset > 0)
     try:
         yield from _rounds(runtime, sampler, loader, _Pace(clock))
         sampler.finish()
@@ -50,6 +50,10 @@ def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iter
             runtime.counting.end_loop()
             runtime.commit_light()
         runtime.reruns.end_evaluation()
+    except GeneratorExit:
+        if runtime.attempt == attempt:
+            runtime.reruns.end_evaluation()
+        raise
     finally:
         if runtime.attempt == attempt:  # else the loop was left in an earlier run of the function
             if position.place is LoopPlace.EVALUATION:
