@@ -80,8 +80,11 @@ class LoopSums:
         Args:
             before: Result of :meth:`end` there.
         """
-        both = before.keys() & self._begun.keys()
-        return sorted(name for name in both if before[name].is_set_anew(self._begun[name]))
+        found: list[str] = []
+        with contextlib.suppress(Exception):  # keys of a dictionary may be compared by the script's own code
+            both = sorted(before.keys() & self._begun.keys())
+            found += [name for name in both if before[name].is_set_anew(self._begun[name])]
+        return found
 
 
 def _parts_of(value: Any) -> Any:

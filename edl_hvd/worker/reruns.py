@@ -44,9 +44,8 @@ class FunctionReruns:
         self._objects: ScriptObjects | None = None
         self._is_continued = False  # the present epoch, in another world than before
         self._sums: dict[str, LoopSums] = {}  # of the loops under way, by "an epoch" and "an evaluation"
-        self._ended: dict[
-            str, dict[str, BegunVariable]
-        ] = {}  # of those loops that have ended in this epoch, in whichever way
+        # Of those that have ended in this epoch, in whichever way: what they have changed, as it was when they began.
+        self._ended: dict[str, dict[str, BegunVariable]] = {}
         self._has_named: set[str] = set()  # local variables of the function that begin anew
         self._has_looked = False  # at these objects, when the first epoch was over
 
