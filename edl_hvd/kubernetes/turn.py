@@ -260,9 +260,19 @@ class _Turn:
             least=spec.least * spec.unit, most=spec.most * spec.unit, unit=spec.unit,
             curves=tuple(replace(shape, kind=kind) for kind in on),
             left=known.left if curve is not None else None, asked_s=job.created_s, changed_s=last.since_s,
-            holds=tuple(HostSlots(entry.host, entry.slots * spec.unit) for entry in last.workers),
+            holds=self._holds(job, spec, last),
             change_s=_CHANGE_S if known.change_s is None else known.change_s, start_s=_START_S,
         )  # fmt: skip
+
+    def _holds(self, job: SeenJob, spec: TrainingJobSpec, last: Placed) -> tuple[HostSlots, ...]:
+        """What the last plan gave it; of a node that takes no pods any more, as many slots as its workers there."""
+        there = Counter(pod.node for pod in self.pods[job.uid].alive)
+        closed = {node.name for node in self.seen.nodes if not node.is_open}
+        count = {
+            entry.host: min(entry.slots, there[entry.host]) if entry.host in closed else entry.slots
+            for entry in last.workers
+        }
+        return tuple(HostSlots(node, workers * spec.unit) for node, workers in count.items() if workers)
 
     def _family_curve(self, job: SeenJob, spec: TrainingJobSpec) -> Curve | None:
         """The curve of another job that is like this one, over this one's workers."""
