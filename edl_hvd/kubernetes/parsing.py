@@ -16,6 +16,8 @@ from edl_hvd.kubernetes.snapshot import (
     FLOOR_CLASS,
     GPU,
     GROUP,
+    GROUP_COUNT_NOTE,
+    GROUP_LABEL,
     JOB_LABEL,
     KIND,
     LEAST_NOTE,
@@ -30,6 +32,7 @@ from edl_hvd.kubernetes.snapshot import (
     TIER_LABEL,
     WORKER,
     Placement,
+    PodGroup,
     SeenGuest,
     SeenJob,
     SeenNode,
@@ -289,6 +292,11 @@ def read_priority(item: Mapping[str, Any]) -> SeenPriority:
     return SeenPriority(item["metadata"]["name"], item.get("value") or 0)
 
 
+def _read_group(labels: Mapping[str, str], notes: Mapping[str, str]) -> PodGroup | None:
+    name, count = labels.get(GROUP_LABEL, ""), notes.get(GROUP_COUNT_NOTE, "")
+    return PodGroup(name, int(count)) if name and count.isdecimal() else None
+
+
 def read_pod(item: Mapping[str, Any]) -> SeenPod:
     """A pod."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
@@ -330,4 +338,5 @@ def read_pod(item: Mapping[str, Any]) -> SeenPod:
         exit_code=end.get("exitCode"),
         words=words,
         finished_s=epoch_s(end.get("finishedAt")),
+        group=_read_group(labels, notes),
     )  # fmt: skip

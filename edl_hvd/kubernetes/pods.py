@@ -14,6 +14,8 @@ from edl_hvd.kubernetes.snapshot import (
     EXTRA_CLASS,
     FLOOR,
     GROUP,
+    GROUP_COUNT_NOTE,
+    GROUP_LABEL,
     JOB_LABEL,
     KIND,
     LAUNCHER,
@@ -23,6 +25,7 @@ from edl_hvd.kubernetes.snapshot import (
     TIER_LABEL,
     VERSION,
     WORKER,
+    PodGroup,
     SeenJob,
     TrainingJobSpec,
 )
@@ -31,7 +34,7 @@ from edl_hvd.timings import Timing, timings_text
 
 AGENTS_PORT, STATUS_PORT = 7077, 9401
 TOKEN_FOLDER = "/etc/edl-hvd"
-_GROUP_LABEL, _COUNT_ANNOTATION = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
+_ROLE_NOTE, _RETRIABLE_NOTE = "kueue.x-k8s.io/role-hash", "kueue.x-k8s.io/retriable-in-group"
 _LOST_NODE_S = 40
 # A pod on a node that is not reached is replaced after this time.
 _LEAST_GRACE_S = 30
@@ -109,13 +112,15 @@ def launcher_manifest(job: SeenJob, spec: TrainingJobSpec, family: Sequence[Timi
     return pod
 
 
-def worker_manifest(job: SeenJob, spec: TrainingJobSpec, number: int, node: str, tier: str) -> dict[str, Any]:
-    """A worker's pod, for one node."""
+def worker_manifest(
+    job: SeenJob, spec: TrainingJobSpec, number: int, node: str, tier: str, group: PodGroup | None = None
+) -> dict[str, Any]:
+    """A worker's pod, for one node; Kueue admits it with its group, if it has one."""
     pod = _pod(job, spec, worker_name(job, number), WORKER)
     pod["metadata"]["labels"][TIER_LABEL] = tier
     pod["metadata"]["annotations"][NODE_ANNOTATION] = node
     if job.queue:
-        _queue(pod["metadata"], job, spec, tier)
+        _queue(pod["metadata"], job, group)
     container = pod["spec"]["containers"][0]
     container.pop("args", None)
     grace_s = max(1, pod["spec"]["terminationGracePeriodSeconds"] - 5)
@@ -133,12 +138,17 @@ def worker_manifest(job: SeenJob, spec: TrainingJobSpec, number: int, node: str,
     return pod
 
 
-def _queue(meta: dict[str, Any], job: SeenJob, spec: TrainingJobSpec, tier: str) -> None:
-    """Hand a worker to Kueue: the least together, each further one by itself, so that Kueue can take it alone."""
+def _queue(meta: dict[str, Any], job: SeenJob, group: PodGroup | None) -> None:
+    """Hand a worker to Kueue: together with its group, or by itself, so that Kueue can take it alone.
+
+    Kueue counts the pods of a group by role, of which it takes 18, and it makes a role of each affinity unless it is
+    given one: a replacement on another node would be a stranger to the group. A group that is not retriable ends with
+    its last pod; else Kueue holds the pods of a job that has left, and their quota, until others replace them.
+    """
     meta["labels"][QUEUE_LABEL] = job.queue
-    if tier == FLOOR:
-        meta["labels"][_GROUP_LABEL] = f"{job.name}-{FLOOR}"
-        meta["annotations"][_COUNT_ANNOTATION] = str(spec.least)
+    if group is not None:
+        meta["labels"][GROUP_LABEL] = group.name
+        meta["annotations"] |= {GROUP_COUNT_NOTE: str(group.count), _ROLE_NOTE: WORKER, _RETRIABLE_NOTE: "false"}
 
 
 def _pod(job: SeenJob, spec: TrainingJobSpec, name: str, role: str) -> dict[str, Any]:

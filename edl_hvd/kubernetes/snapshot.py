@@ -15,7 +15,8 @@ MPI_GROUP, MPI_VERSION, MPI_KIND = "kubeflow.org", "v2beta1", "MPIJob"
 MPI_ROLE_LABEL = "training.kubeflow.org/job-role"
 LEAST_NOTE, MOST_NOTE = f"{GROUP}/min-workers", f"{GROUP}/max-workers"
 RESIZED_NOTE, WHY_NOTE = f"{GROUP}/resized-at", f"{GROUP}/why"
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+QUEUE_LABEL, GROUP_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"
+GROUP_COUNT_NOTE = "kueue.x-k8s.io/pod-group-total-count"
 WORKER, LAUNCHER = "worker", "launcher"
 FLOOR, EXTRA = "floor", "extra"
 FLOOR_CLASS, EXTRA_CLASS = "edl-hvd-floor", "edl-hvd-extra"
@@ -234,6 +235,19 @@ class SeenNode:
 
 
 @dataclass(frozen=True)
+class PodGroup:
+    """Pods that Kueue admits together.
+
+    Attributes:
+        name: Its name in the namespace.
+        count: Number of its pods.
+    """
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True)
 class SeenPod:
     """A pod.
 
@@ -260,6 +274,7 @@ class SeenPod:
         exit_code: Exit code of its first container that has ended; ``None``: none has.
         words: What is known about its end.
         finished_s: When that was.
+        group: Pod group of Kueue that it belongs to; ``None``: none.
     """
 
     namespace: str
@@ -284,6 +299,7 @@ class SeenPod:
     exit_code: int | None = None
     words: str = ""
     finished_s: float | None = None
+    group: PodGroup | None = None
 
     @property
     def is_over(self) -> bool:

@@ -24,6 +24,7 @@ from edl_hvd.kubernetes.snapshot import (
     WORKER,
     ClusterSnapshot,
     Placement,
+    PodGroup,
     SeenGuest,
     SeenJob,
     SeenNode,
@@ -122,6 +123,35 @@ class _Pods:
     @property
     def alive(self) -> list[SeenPod]:
         return [pod for pod in self.workers if not pod.is_deleting and not pod.is_over]
+
+
+class _MinimumGroup:
+    """The pod group of a job's minimum, as Kueue counts it.
+
+    A pod counts until it has failed, also while it leaves: one more than the group's number would be deleted. One that
+    has succeeded counts for ever, and its quota is free.
+
+    Args:
+        job: The job.
+        least: Its minimum.
+        workers: All its workers.
+        leaving: Those that the plan takes away.
+        now_s: Seconds since the epoch, which make the name of a new group: one that has ended is not used again.
+    """
+
+    def __init__(
+        self, job: SeenJob, least: int, workers: Sequence[SeenPod], leaving: Sequence[SeenPod], now_s: float
+    ) -> None:
+        counted = [pod for pod in workers if pod.phase != "Failed" and (pod.is_bound or not pod.is_deleting)]
+        present = [pod for pod in counted if pod.group is not None and not pod.is_over]
+        newest = max(present, key=lambda pod: (pod.created_s, pod.name), default=None)
+        self.group = newest.group if newest else PodGroup(f"{job.name}-{int(now_s):x}", least)
+        self.members = sum(pod.group == self.group for pod in counted)
+        self.is_leaving = any(pod.group == self.group and (pod.is_deleting or pod in leaving) for pod in present)
+
+    @property
+    def has_room(self) -> bool:
+        return self.group is not None and self.members < self.group.count
 
 
 class _Turn:
@@ -430,6 +460,7 @@ class _Turn:
             return
         floors = sum(pod.tier == FLOOR for pod in staying)
         number = 0
+        minimum = _MinimumGroup(job, spec.least, pods.workers, leaving, self.now_s)
         least_on = {entry.host: entry.slots for entry in share.floor}
         # Pods of the least where the plan has the least: there they stay, when the job gives the rest away.
         for node, count in sorted(wanted.items(), key=lambda entry: (-least_on.get(entry[0], 0), entry[0])):
@@ -441,7 +472,13 @@ class _Turn:
                     number += 1
                 tier = FLOOR if floors < spec.least else EXTRA
                 floors += tier == FLOOR
-                self.actions.append(CreatePod(job, worker_manifest(job, spec, number, node, tier)))
+                group = None
+                if job.queue and tier == FLOOR:
+                    if minimum.has_room:
+                        group, minimum.members = minimum.group, minimum.members + 1
+                    elif minimum.is_leaving:
+                        continue
+                self.actions.append(CreatePod(job, worker_manifest(job, spec, number, node, tier, group)))
                 number += 1
 
 

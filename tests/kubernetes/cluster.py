@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -104,6 +103,7 @@ class Cluster:
         self._launch(
             assets / "kube-controller-manager", *both, "--secure-port", manager, "--cert-dir", self.folder / "m",
             "--service-account-private-key-file", self.folder / "sa.key", "--use-service-account-credentials=true",
+            "--root-ca-file", self.folder / "pki" / "apiserver.crt",
         )  # fmt: skip
         account = ("get", "sa", "default", "-o", "name")
         wait_for("service accounts", lambda: self.kubectl(*account, check=False).startswith("service"))
@@ -116,10 +116,16 @@ class Cluster:
         self.kubectl("apply", "-f", "-", stdin=manifests)
         self.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.edl-hvd.dev", "--timeout=180s")
         self.kubectl("-n", "edl-hvd", "scale", "deployment/operator", "--replicas", "0")
-        account = ("-n", "edl-hvd", "get", "sa", "operator", "-o", "jsonpath={.secrets[0].name}")
-        secret = wait_for("the operator's account", lambda: self.kubectl(*account, check=False))
-        token = self.kubectl("-n", "edl-hvd", "get", "secret", secret, "-o", "jsonpath={.data.token}")
-        self.config(base64.b64decode(token).decode(), "operator.json")
+        self.config(self.account_token("edl-hvd", "operator"), "operator.json")
+
+    def account_token(self, namespace: str, account: str) -> str:
+        """A token of a service account, for a day."""
+        words = ("-n", namespace, "get", "sa", account, "-o", "name")
+        wait_for("the account", lambda: self.kubectl(*words, check=False).startswith("service"))
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 86400}}
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        answer = self.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(asked))
+        return str(json.loads(answer)["status"]["token"])
 
     def restart_api_server(self) -> None:
         """Kill the API server, and start it again on the data that it had."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 from cluster import Cluster, missing, wait_for
 from fake_kubelet import FakeKubelet
+from kueue_run import Kueue, without_kueue
 from operator_run import Run
 
 _NUMBERS = count(1)
@@ -37,6 +39,15 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     yield name
     cluster.kubectl("-n", name, "delete", "tj", "--all")
     cluster.kubectl("-n", name, "delete", "pod,deployment", "--all", "--grace-period=0", "--force", check=False)
+
+
+@pytest.fixture
+def kueue(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Kueue]:
+    if reason := without_kueue():
+        pytest.skip(reason)
+    made = Kueue(cluster, namespace, tmp_path)
+    yield made
+    made.stop()
 
 
 @pytest.fixture

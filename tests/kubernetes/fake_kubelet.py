@@ -48,6 +48,7 @@ class FakeKubelet:
         self.look_s = _LOOK_S
         self._ending = threading.Event()
         self._leaving: dict[str, float] = {}
+        self._gone: set[str] = set()
         self._addresses = 1
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -117,7 +118,13 @@ class FakeKubelet:
                 process.wait(60)
             elif process is None and time.monotonic() < self._leaving[uid]:
                 return
-            self.history.append(("gone", meta["name"], uid))
+            if uid not in self._gone:
+                self._gone.add(uid)
+                if pod["status"].get("phase") == "Running":
+                    is_launcher = (meta.get("labels") or {}).get("edl-hvd.dev/role") == "launcher"
+                    code = (75 if is_launcher else 0) if process is None else process.returncode
+                    self._ended(path, code if code >= 0 else 128 - code)
+                self.history.append(("gone", meta["name"], uid))
             self.cluster.api.delete(path, uid, 0)
         elif pod["status"].get("phase") == "Pending" and uid not in self.running:
             self._addresses += 1

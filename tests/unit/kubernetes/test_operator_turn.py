@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edl_hvd.errors import UsageError
 from edl_hvd.job_report import JobReport
-from edl_hvd.kubernetes.parsing import quantity, read_job, requested
+from edl_hvd.kubernetes.parsing import quantity, read_job, read_pod, requested
 from edl_hvd.kubernetes.snapshot import (
     EXTRA_CLASS,
     FLOOR_CLASS,
@@ -21,6 +21,7 @@ from edl_hvd.kubernetes.snapshot import (
     TIER_LABEL,
     WORKER,
     ClusterSnapshot,
+    PodGroup,
     SeenJob,
     SeenNode,
     SeenPod,
@@ -86,6 +87,7 @@ class World:
             "n", meta["name"], f"pod-{self.born}", node, role == WORKER, "Running", created_s=self.now_s,
             requests=requests if role == WORKER else {}, priority=PRIORITIES[spec["priorityClassName"]],
             job=action.job.uid, role=role, tier=meta["labels"].get(TIER_LABEL, ""),
+            group=read_pod({**action.manifest, "metadata": {**meta, "uid": ""}}).group,
         )  # fmt: skip
 
     def leave(self) -> None:
@@ -342,8 +344,11 @@ def test_a_job_of_a_queue_hands_its_workers_to_kueue() -> None:
     }  # fmt: skip
     least, extra, launcher = made["job-worker-0"], made["job-worker-2"], made["job-launcher"]
     assert least["labels"]["kueue.x-k8s.io/queue-name"] == extra["labels"]["kueue.x-k8s.io/queue-name"] == "research"
-    assert least["labels"]["kueue.x-k8s.io/pod-group-name"] == "job-floor"
-    assert least["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+    assert least["labels"]["kueue.x-k8s.io/pod-group-name"].startswith("job-")
+    assert least["annotations"] | {
+        "kueue.x-k8s.io/pod-group-total-count": "2", "kueue.x-k8s.io/role-hash": "worker",
+        "kueue.x-k8s.io/retriable-in-group": "false",
+    } == least["annotations"]  # fmt: skip
     assert "kueue.x-k8s.io/pod-group-name" not in extra["labels"], "it can be taken by itself"
     assert not any("kueue" in name for name in {**launcher["labels"], **launcher["annotations"]})
     plain = World({"a": 4}, item("job", 2, 3)).decide()
@@ -442,6 +447,70 @@ def test_workers_stay_on_a_node_that_is_cordoned() -> None:
     world.nodes = tuple(replace(node, is_open=False) for node in POOLS)
     world.settle()
     assert set(world.pods) == before
+
+
+def queued_world(least: int, most: int, nodes: dict[str, int]) -> World:
+    made = item("job", least, most)
+    made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    world = World(nodes, made)
+    world.settle()
+    return world
+
+
+def groups(world: World) -> list[PodGroup | None]:
+    return [pod.group for pod in sorted(world.workers("job"), key=lambda pod: pod.name) if not pod.is_deleting]
+
+
+def test_a_lost_worker_is_replaced_in_its_group_once_kueue_counts_it_no_more() -> None:
+    world = queued_world(2, 2, {"a": 4})
+    first, second = groups(world)
+    assert first == second
+    world.pods["job-worker-0"] = replace(world.pods["job-worker-0"], is_deleting=True)
+    for action in world.decide():
+        world.do(action)
+    assert groups(world) == [first], "three would be one too many"
+    world.pods["job-worker-0"] = replace(world.pods["job-worker-0"], phase="Failed")
+    for action in world.decide():
+        world.do(action)
+    assert groups(world) == [first, first]
+
+
+def test_a_worker_that_succeeded_keeps_its_place_in_the_group_and_another_is_taken_alone() -> None:
+    world = queued_world(2, 2, {"a": 4})
+    lost = world.pods["job-worker-0"]
+    world.pods[lost.name] = replace(lost, phase="Succeeded", is_deleting=True)
+    for action in world.decide():
+        world.do(action)
+    assert groups(world) == [lost.group, None]
+
+
+def test_a_larger_minimum_joins_no_group_that_is_full_and_all_anew_are_a_new_one() -> None:
+    world = queued_world(2, 2, {"a": 4})
+    before = groups(world)
+    world.items["job"]["spec"]["workers"].update(min=3, max=3)
+    world.settle()
+    assert groups(world) == [*before, None]
+    world.pods = {name: pod for name, pod in world.pods.items() if pod.role != WORKER}
+    world.settle()
+    [after] = set(groups(world))
+    assert after is not None
+    assert after not in before
+    assert after.count == 3
+
+
+def test_workers_of_a_node_that_is_drained_are_replaced_on_others() -> None:
+    world = World({"a": 2, "b": 4}, item("job", 2, 2))
+    world.settle()
+    [node] = placed(world, "job")
+    world.nodes = tuple(replace(one, is_open=one.name != node) for one in world.nodes)
+    first, second = sorted(pod.name for pod in world.workers("job"))
+    del world.pods[first]
+    world.settle()
+    assert sorted(pod.node for pod in world.workers("job")) == ["a", "b"], "the other one has not been evicted"
+    del world.pods[second]
+    world.settle()
+    assert len(world.workers("job")) == 2
+    assert node not in placed(world, "job")
 
 
 def test_a_wish_about_nodes_that_is_not_planned_is_refused_and_others_are_kept() -> None:
