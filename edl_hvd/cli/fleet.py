@@ -142,7 +142,7 @@ def list_command(as_json: bool, state_dir: Path) -> None:
     if as_json:
         click.echo(json.dumps(as_fields(view), indent=2))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("name", "state", "slots", "wants", "step", "left", "samples/s", "waited", "why"):
         right = column in ("slots", "step", "left", "samples/s", "waited")
@@ -193,13 +193,12 @@ def show_command(name: str, as_json: bool, state_dir: Path) -> None:
             json.dumps({**as_fields(row), "history": [{"at_s": at, "text": text} for at, text in history]}, indent=2)
         )
         return
-    console = Console(highlight=False, soft_wrap=True)
-    facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    facts.add_column(style="dim")
-    facts.add_column()
-    for label, text in facts_of(row, state_dir.expanduser().absolute()):
-        facts.add_row(label, clean(text))
-    print_table(facts)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    facts = facts_of(row, state_dir.expanduser().absolute())
+    width = max(len(label) for label, _ in facts)
+    for label, text in facts:
+        # No table: the terminal itself wraps a long command, so that it is copied from there as one line.
+        console.print(f"[dim]{label:<{width}}[/]  {escape(text) if label == 'command' else clean(text)}")
     console.print()
     for at_s, text in history:
         console.print(f"[dim]{duration(max(0.0, view.now_s - at_s)):>12} ago[/]  {clean(text)}")
@@ -393,7 +392,7 @@ def plan_command(hosts: str | None, jobs: Sequence[str], claims: Sequence[str], 
     if as_json:
         click.echo(json.dumps(as_fields(view), indent=2))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("NAME", "HAS", "GETS", "HOSTS", "WHY"):
         table.add_column(column, justify="right" if column in ("HAS", "GETS") else "left")

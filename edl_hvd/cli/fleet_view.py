@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edl_hvd.cli.formatting import clean, count, duration, pace
+from edl_hvd.cli.formatting import clean, count, duration, pace, shell_line
 from edl_hvd.fleet.messages import JobRow
 from edl_hvd.fleet.runs import JOBS, OUTPUT
 from edl_hvd.fleet.state import FleetJob, HeldClaim, JobPhase, shown_hosts, total
@@ -57,7 +57,7 @@ def facts_of(row: JobRow, state: Path) -> list[tuple[str, str]]:
     folder = state / JOBS / job.name
     facts = [
         ("job", job.name),
-        ("command", " ".join(spec.command)),
+        ("command", shell_line(spec.command)),
         ("state", f"{state_of(row)}{f': {job.why}' if job.why else ''}"),
         ("slots", f"{total(job.given)} of {spec.least} to {spec.most} on {shown_hosts(job.given) or 'no host'}"),
         (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +57,16 @@ def test_show_prints_the_last_output_of_a_job_that_failed(fleet: Callable[..., R
     assert shown[-21:] == ["its last output", *lines[-19:], "   [2Kindex [7] is wrong"]
     for job in (replace(FAILED, phase=JobPhase.RUNNING), replace(FAILED, phase=JobPhase.COMPLETE)):
         assert "line 29" not in fleet("show", "one", job=job).output
+
+
+def test_show_prints_a_command_that_a_shell_reads_as_it_was_given(fleet: Callable[..., Result]) -> None:
+    words = ("printf", "%s|", "two  words", "[red]", ":bug:", "$HOME", "it's", "a\x1b[2Kb\n\\c", "", "é" * 300)
+    job = replace(FAILED, spec=replace(FAILED.spec, command=words))
+    line = re.search(r"^command +(.*)$", fleet("show", "one", job=job).output, re.MULTILINE)
+    assert line is not None
+    assert line[1].isprintable(), "the cursor of the terminal stays where it is"
+    read = subprocess.run(["bash", "-c", line[1]], capture_output=True, text=True, check=True).stdout
+    assert read == "".join(f"{word}|" for word in words[2:])
 
 
 def test_a_job_that_failed_and_printed_nothing_is_shown_without_output(fleet: Callable[..., Result]) -> None:
