@@ -324,14 +324,18 @@ def claim_command(
         while not noted:
             claim = next((one for one in view_of(state_dir, stays).claims if one.name == name), None)
             if claim is None:
-                refuse(f"claim {name} ended before {count(slots, 'slot')} were free for it", FAILED)
+                refuse(f"claim {name} ended before {_were_free(slots)} for it", FAILED)
             if total(claim.granted) == slots and not noted:
                 click.echo("\n".join(map(with_devices, claim.devices)) if with_numbers else shown_hosts(claim.granted))
                 return
             time.sleep(_POLL_S)
         ask(state_dir, messages.ReleaseRequest(name), Agreed, stays)
-    click.echo(f"interrupted before {count(slots, 'slot')} were free; claim {name} is released", err=True)
+    click.echo(f"interrupted before {_were_free(slots)}; claim {name} is released", err=True)
     sys.exit(128 + noted[0])
+
+
+def _were_free(slots: int) -> str:
+    return f"{count(slots, 'slot')} {'was' if slots == 1 else 'were'} free"
 
 
 @contextmanager

@@ -8,20 +8,13 @@ from collections.abc import Iterable, Sequence
 from rich.markup import escape
 
 from edl_hvd.driver.status import JobState, Shortage, Status, TrainingProgress
+from edl_hvd.values import count as count
 
 SEPARATOR = " · "
 _STATES_IN_WORDS: dict[JobState, str] = {
     "starting": "waiting for workers", "waiting": "waiting for workers", "changing": "changing its workers",
 }  # fmt: skip
 # Other states are their own words.
-
-
-def count(number: int, noun: str) -> str:
-    """
-    >>> count(1, "worker"), count(1200, "worker")
-    ('1 worker', '1,200 workers')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -35,6 +35,7 @@ from edl_hvd.fleet.turn import free_slots, turn
 from edl_hvd.json_values import as_fields
 from edl_hvd.planning.family import shared_timings
 from edl_hvd.process_identity import start_token
+from edl_hvd.values import count
 
 _TICK_S = 0.1
 # Looking at a job's folder takes 30 µs; a slot that has become free is given on within this time.
@@ -272,7 +273,7 @@ class Keeper:
             end = self._runs.ended(job)
             if end is not None:
                 continue  # the next look takes it in
-            self._tell(job.name, f"goes on as process {job.pid} with {total(job.given)} slots")
+            self._tell(job.name, f"goes on as process {job.pid} with {count(total(job.given), 'slot')}")
             self._write_hosts(job.name)
             status = self._runs.view(job).status
             # A second signal would end it at once, without a checkpoint.
