@@ -17,12 +17,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from edl_hvd.cli.checkpoint_common import print_table
+from edl_hvd.cli.edlrun import check_added_flags
 from edl_hvd.cli.find_job import refuse
 from edl_hvd.cli.fleet_client import FAILED, WRONG, ask, state_option, submit_job, view_of
 from edl_hvd.cli.fleet_daemon import replay_command, serve_command
 from edl_hvd.cli.fleet_view import claim_cells, facts_of, job_cells
 from edl_hvd.cli.formatting import clean, count, duration
 from edl_hvd.discovery.sources.hostfile import parse_host_list
+from edl_hvd.driver.command_line.resume import HOST_FLAGS
 from edl_hvd.errors import UsageError
 from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import LONGEST_CLAIM_S
@@ -103,8 +105,8 @@ def submit_command(
       edl-hvd fleet submit --name resnet50 --min 1 --max 4 -- python train.py
       edl-hvd fleet submit --name bert --min 2 --priority 5 -- python bert.py
 
-    Exit code 2: it is refused, because it can never run or another job has its name. 1: no daemon answers. Documents:
-    docs/cluster.md.
+    Exit code 2: it is refused, because it can never run, edlrun refuses its flags, or another job has its name. 1: no
+    daemon answers. Documents: docs/cluster.md.
     """
     try:
         spec = JobSpec(
@@ -116,7 +118,7 @@ def submit_command(
             priority=priority,
             queue=queue,
             preemptible=not no_preempt,
-            flags=check_flags(_split_flags(flags)),
+            flags=read_flags(flags),
             variables=tuple(variables),
             retries=retries,
             family=family,
@@ -409,34 +411,26 @@ def plan_command(hosts: str | None, jobs: Sequence[str], claims: Sequence[str], 
 
 # --- reading ---
 
-OWN_FLAGS = (
-    "-np", "--num-proc", "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "-H", "--hosts", "--hostfile",
-    "-hostfile", "--host-discovery-script", "--discover", "--job-dir", "--resume",
-)  # fmt: skip
+OWN_FLAGS = ("-np", "--min-np", "--max-np", "--job-dir", "--resume", *HOST_FLAGS)
 
 
-def check_flags(words: Sequence[str]) -> tuple[str, ...]:
-    """More flags of ``edlrun``, checked.
+def read_flags(text: str) -> tuple[str, ...]:
+    """The words of ``--edlrun``, as a shell reads them, and as ``edlrun`` accepts them.
 
     Raises:
-        UsageError: One of them is the fleet's business.
+        UsageError: It does not, or one of them is the fleet's business; one line.
     """
-    for word in words:
-        if word.split("=")[0] in OWN_FLAGS:
-            raise UsageError(
-                f"--edlrun {word!r} is not usable: the fleet gives {word.split('=')[0]} itself; leave it out"
-            )
-    return tuple(words)
-
-
-def _split_flags(text: str) -> list[str]:
-    """The words of ``--edlrun``, as a shell reads them."""
     try:
-        return shlex.split(text)
+        words = tuple(shlex.split(text))
     except ValueError as error:
         raise UsageError(
             f"--edlrun {text!r} is not usable: {error}; expected flags as a shell reads them, e.g. '--drain-lead 30'"
         ) from None
+    try:
+        check_added_flags(words, OWN_FLAGS, "the fleet")
+    except UsageError as error:
+        raise UsageError(f"--edlrun {text!r} is not usable: {'; '.join(str(error).splitlines())}") from None
+    return words
 
 
 def _read_time(text: str | None) -> float | None:
