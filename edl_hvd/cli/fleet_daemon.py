@@ -60,8 +60,8 @@ def serve_command(
       edl-hvd fleet serve --discover file:hosts.txt --queue vision=2
       edl-hvd fleet serve --discover file:hosts.txt --http 8400
 
-    Exit code 0: ended by a signal. 1: the state cannot be used any more. 2: an argument is wrong, or another daemon
-    holds the folder. Documents: docs/cluster.md.
+    Exit code 0: ended by a signal. 1: the state cannot be used any more, or is gone. 2: an argument is wrong, or
+    another daemon holds the folder. Documents: docs/cluster.md.
     """
     try:
         source = read_hosts(hosts, discover)

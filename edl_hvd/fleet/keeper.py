@@ -120,7 +120,7 @@ class Keeper:
 
         Raises:
             PlatformError: The folder can hold no socket.
-            StorageError: What happens cannot be kept; nothing was done about it.
+            StorageError: What happens cannot be kept, and nothing was done about it; or the file of the fleet is gone.
         """
         loop = asyncio.get_running_loop()
         requests = Requests(self._take, messages.LONGEST_LINE_BYTES)
@@ -147,6 +147,7 @@ class Keeper:
             self._adopt()
             watch.start()
             while not self._ending.is_set():
+                self._check_place()
                 self._look()
                 if self.now_s >= self._next_plan_s:
                     self.handle(events.TimePassed())
@@ -191,11 +192,21 @@ class Keeper:
         if isinstance(event, events.TimePassed):
             self._next_plan_s = now_s + max(_PLAN_EVERY_S, took_s / _PLAN_PART)
         if after != before or actions:
+            self._check_place()
             self._store.keep(before, after, now_s, self._clock.wall_s(), event, actions)
         self.fleet = after
         then()
         for action in actions:
             self._do(action)
+
+    def _check_place(self) -> None:
+        """Check that another daemon would find what this one keeps.
+
+        Raises:
+            StorageError: It would not: the file, or its folder, was removed, moved or replaced.
+        """
+        if not self._store.is_in_place():
+            raise _gone(self._folder, self.fleet)
 
     def _hear(self, event: FleetEvent) -> None:
         """The same for what comes from elsewhere in the event loop: an error ends the daemon there."""
@@ -415,6 +426,16 @@ def _lost(folder: Path, jobs: Mapping[str, int | None]) -> StorageError:
     return StorageError(
         f"{folder / FILE} is empty or was removed, and {folder / JOBS} holds jobs that it should know ({shown}); put "
         f"the file back; or {end}move {folder / JOBS} away, or name another --state"
+    )
+
+
+def _gone(folder: Path, fleet: Fleet) -> StorageError:
+    """The error of a daemon whose file is gone: what it keeps there, no later one finds."""
+    running = [f"{job.name}: kill {job.pid}" for job in fleet.jobs.values() if job.pid]
+    shown = "; ".join(running[:_SHOWN_JOBS]) + f"; and {len(running) - _SHOWN_JOBS} more" * (len(running) > _SHOWN_JOBS)
+    return StorageError(
+        f"{folder / FILE} was removed or replaced while the daemon used it; expected the file to stay; put it back and "
+        f"start the daemon again{f', or end the jobs that go on ({shown})' if running else ''}"
     )
 
 

@@ -1,8 +1,9 @@
-"""A daemon of its own process that is not well: what commands and the daemon say."""
+"""A daemon of its own process whose folder goes, which stands still, or whose disk is full."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from waiting import LONG_S, soon
 from edl_hvd.cli.main import commands
 from edl_hvd.driver.job_folder import requests
 from edl_hvd.fleet.messages import is_served
+from edl_hvd.fleet.store import FILE
 
 
 class Daemon:
@@ -63,6 +65,41 @@ def daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     for one in started:
         one.process.kill()
         soon(one.process)
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+def test_a_daemon_whose_folder_goes_ends_with_one_line(how: str, daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    state = tmp_path / "fleet"
+    served = daemon(state)
+    assert served.ask("submit", "--name", "one", "--", "sleep", "60").exit_code == 0
+    job = state / "jobs" / "one" / "job.json"
+    served.until(job.exists)
+    before = served.said()
+    pid = int(
+        next(line for line in served.ask("list", "--json").stdout.splitlines() if '"pid"' in line).split()[1][:-1]
+    )
+    try:
+        if how == "removed":
+            shutil.rmtree(state, ignore_errors=True)
+        elif how == "moved":
+            state.rename(tmp_path / "old")
+        else:
+            (state / "new").write_bytes((state / FILE).read_bytes())
+            (state / "new").rename(state / FILE)
+        assert soon(served.process) == 1
+        [line] = served.said()[len(before) :]
+        assert line == (
+            f"error: {state / FILE} was removed or replaced while the daemon used it; expected the file to stay; put "
+            f"it back and start the daemon again, or end the jobs that go on (one: kill {pid})"
+        )
+        os.kill(pid, 0)
+        asked = served.ask("list")
+        assert (asked.exit_code, asked.stdout, asked.stderr.count("\n")) == (1, "", 1)
+        if how != "replaced":
+            assert not state.exists(), "the daemon has not made another folder"
+            assert f"there is no folder {state}; expected the --state folder" in asked.stderr
+    finally:
+        os.kill(pid, signal.SIGTERM)
 
 
 def test_a_daemon_that_stands_still_is_named_by_its_process(
