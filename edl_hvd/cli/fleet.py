@@ -106,7 +106,7 @@ def submit_command(
       edl-hvd fleet submit --name bert --min 2 --priority 5 -- python bert.py
 
     Exit code 2: it is refused, because it can never run, edlrun refuses its flags, or another job has its name. 1: no
-    daemon answers. Documents: docs/cluster.md.
+    daemon answers, or its disk is full. Documents: docs/cluster.md.
     """
     try:
         spec = JobSpec(
@@ -222,7 +222,7 @@ def scale_command(name: str, most: int, state_dir: Path) -> None:
     Examples:
       edl-hvd fleet scale resnet50 --max 2
 
-    Exit code 2: it is refused. 1: no daemon answers. Documents: docs/cluster.md.
+    Exit code 2: it is refused. 1: no daemon answers, or its disk is full. Documents: docs/cluster.md.
     """
     click.echo(ask(state_dir, messages.ScaleRequest(name, most), Agreed).text)
 
@@ -239,7 +239,7 @@ def stop_command(name: str, state_dir: Path) -> None:
     Examples:
       edl-hvd fleet stop resnet50
 
-    Exit code 2: it is refused. 1: no daemon answers. Documents: docs/cluster.md.
+    Exit code 2: it is refused. 1: no daemon answers, or its disk is full. Documents: docs/cluster.md.
     """
     click.echo(ask(state_dir, messages.StopRequest(name), Agreed).text)
 
@@ -256,7 +256,7 @@ def resume_command(name: str, state_dir: Path) -> None:
     Examples:
       edl-hvd fleet resume resnet50
 
-    Exit code 2: it is refused. 1: no daemon answers. Documents: docs/cluster.md.
+    Exit code 2: it is refused. 1: no daemon answers, or its disk is full. Documents: docs/cluster.md.
     """
     click.echo(ask(state_dir, messages.ResumeRequest(name), Agreed).text)
 
@@ -275,7 +275,8 @@ def delete_command(names: Sequence[str], yes: bool, state_dir: Path) -> None:
     Examples:
       edl-hvd fleet delete resnet50 --yes
 
-    Exit code 2: it is refused, as for a job that runs. 1: no daemon answers. Documents: docs/cluster.md.
+    Exit code 2: it is refused, as for a job that runs. 1: no daemon answers, or its disk is full. Documents:
+    docs/cluster.md.
     """
     folders = ", ".join(str(state_dir.expanduser().absolute() / JOBS / name) for name in names)
     if not yes and not sys.stdin.isatty():
@@ -310,8 +311,8 @@ def claim_command(
       edl-hvd fleet claim web --slots 2 --for 60s
       edl-hvd fleet claim web --slots 2 --devices
 
-    Exit code 2: it is refused. 1: no daemon answers, or the claim ended before there was room. 130, 143: interrupted by
-    Ctrl-C or SIGTERM, and released. Documents: docs/cluster.md.
+    Exit code 2: it is refused. 1: no daemon answers, its disk is full, or the claim ended before there was room. 130,
+    143: interrupted by Ctrl-C or SIGTERM, and released. Documents: docs/cluster.md.
     """
     request = messages.ClaimRequest(name, slots, priority, _read_time(for_text))
     if not wait:
@@ -365,7 +366,7 @@ def release_command(name: str, state_dir: Path) -> None:
     Examples:
       edl-hvd fleet release web
 
-    Exit code 2: it is refused. 1: no daemon answers. Documents: docs/cluster.md.
+    Exit code 2: it is refused. 1: no daemon answers, or its disk is full. Documents: docs/cluster.md.
     """
     click.echo(ask(state_dir, messages.ReleaseRequest(name), Agreed).text)
 

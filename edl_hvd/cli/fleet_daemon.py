@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import click
@@ -87,7 +87,8 @@ def serve_command(
 
 
 def _tell(about: str, text: str) -> None:
-    click.echo(f"{time.strftime('%H:%M:%S')}  {f'{about}: ' * bool(about)}{text}")
+    with suppress(OSError):  # the disk of a log may be full, which must not end the daemon
+        click.echo(f"{time.strftime('%H:%M:%S')}  {f'{about}: ' * bool(about)}{text}")
 
 
 def _read_queue(text: str) -> QueueRule:

@@ -30,7 +30,7 @@ from edl_hvd.fleet.messages import FleetReply, FleetView, JobProgress, JobRow, R
 from edl_hvd.fleet.planned import members_of
 from edl_hvd.fleet.runs import JOBS, Runs, RunView
 from edl_hvd.fleet.state import Fleet, FleetJob, FleetRules, JobPhase, total
-from edl_hvd.fleet.store import FILE, FleetStore
+from edl_hvd.fleet.store import DISK_IS_FULL, FILE, FleetDiskFullError, FleetStore
 from edl_hvd.fleet.turn import free_slots, turn
 from edl_hvd.json_values import as_fields
 from edl_hvd.planning.family import shared_timings
@@ -55,7 +55,7 @@ _SHOWN_JOBS = 8
 
 
 class Keeper:
-    """One daemon.
+    """One daemon. While its disk is full it decides nothing; requests are refused, and jobs go on.
 
     Args:
         folder: Folder of the fleet's state, held by this process alone; see :func:`hold`.
@@ -104,6 +104,8 @@ class Keeper:
         self._views: dict[str, RunView] = {}
         self._curves_s: dict[str, float] = {}
         self._unwritten: set[str] = set()
+        self._unkept_hosts: events.HostsListed | None = None
+        self._full_since_s: float | None = None
         self._next_plan_s = 0.0
         self._happened: deque[tuple[FleetEvent, Callable[[], None]]] = deque()
         self._ending = asyncio.Event()
@@ -134,7 +136,7 @@ class Keeper:
         every_s = self._source.refresh_s or (_POLL_S if self._source.needs_packages else _LOCAL_POLL_S)
         watch = HostWatch(
             self._source.source,
-            lambda hosts: _call(loop, self._hear, events.HostsListed(hosts)),
+            lambda hosts: _call(loop, self._hear_hosts, events.HostsListed(hosts)),
             lambda text: _call(loop, self._tell, "", text),
             every_s=every_s,
             clock=self._clock,
@@ -148,9 +150,10 @@ class Keeper:
             watch.start()
             while not self._ending.is_set():
                 self._check_place()
-                self._look()
-                if self.now_s >= self._next_plan_s:
-                    self.handle(events.TimePassed())
+                try:
+                    self._turn()
+                except FleetDiskFullError as error:
+                    self._wait_for_room(error)
                 self._show()
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), _TICK_S)
@@ -208,13 +211,59 @@ class Keeper:
         if not self._store.is_in_place():
             raise _gone(self._folder, self.fleet)
 
+    # --- a full disk: nothing is decided until there is room, and jobs go on ---
+
+    def _turn(self) -> None:
+        """Take in what has happened since the last turn.
+
+        Raises:
+            FleetDiskFullError: There is no room for it. Each turn finds again what was not kept.
+        """
+        if self._full_since_s is not None:
+            if not self._store.has_room():
+                return
+            for name in self.fleet.removing:
+                self._remove(name)
+        if self._unkept_hosts is not None:
+            self.handle(self._unkept_hosts, then=self._forget_hosts)
+        for job in list(self.fleet.jobs.values()):
+            if job.phase.is_alive and not job.pid:
+                self._begin(job)
+        self._look()
+        if self.now_s >= self._next_plan_s:
+            self.handle(events.TimePassed())
+        is_started = all(job.pid or not job.phase.is_alive for job in self.fleet.jobs.values())
+        if self._full_since_s is not None and is_started:
+            self._tell("", f"there is room again, after {self.now_s - self._full_since_s:.0f} s; the fleet goes on")
+            self._full_since_s = None
+
+    def _forget_hosts(self) -> None:
+        self._unkept_hosts = None
+
+    def _wait_for_room(self, error: object) -> None:
+        if self._full_since_s is None:
+            self._full_since_s = self.now_s
+            self._tell("", f"{error}; nothing is decided until then, and jobs go on")
+
+    def _hear_hosts(self, event: events.HostsListed) -> None:
+        self._unkept_hosts = event
+        try:
+            self.handle(event, then=self._forget_hosts)
+        except FleetDiskFullError as error:
+            self._wait_for_room(error)
+        except BaseException as error:
+            self._end(error)
+
     def _hear(self, event: FleetEvent) -> None:
         """The same for what comes from elsewhere in the event loop: an error ends the daemon there."""
         try:
             self.handle(event)
         except BaseException as error:
-            self._failure = self._failure or error
-            self._ending.set()
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._ending.set()
 
     # --- what is to be done ---
 
@@ -237,6 +286,9 @@ class Keeper:
         try:
             child = self._runs.prepare(job, shared_timings(members_of(self.fleet, job.spec.family)))
         except OSError as error:
+            if error.errno in DISK_IS_FULL:
+                self._wait_for_room(f"job {job.name} could not be started: the disk is full ({error}); make room")
+                return
             how = f"job {job.name} could not be started in {job.spec.folder}: {error}"
             self.handle(events.RunEnded(job.name, 2, how, job.known_step))
             return
@@ -276,10 +328,7 @@ class Keeper:
             if not job.phase.is_alive:
                 continue
             if not job.pid:
-                if job.phase is JobPhase.STARTING:
-                    self._start(job)
-                else:
-                    self.handle(events.RunEnded(job.name, None, "it had not started", job.known_step))
+                self._begin(job)
                 continue
             end = self._runs.ended(job)
             if end is not None:
@@ -290,6 +339,13 @@ class Keeper:
             # A second signal would end it at once, without a checkpoint.
             if job.phase is JobPhase.STOPPING and (status is None or status.state != "stopping"):
                 self._runs.signal(job, signal.SIGTERM)
+
+    def _begin(self, job: FleetJob) -> None:
+        """Start a job whose start was decided and not kept; where it was told to end meanwhile, it has ended."""
+        if job.phase is JobPhase.STARTING:
+            self._start(job)
+        else:
+            self.handle(events.RunEnded(job.name, None, "it had not started", job.known_step))
 
     # --- how jobs stand ---
 
@@ -348,11 +404,20 @@ class Keeper:
                     return what_if(self.fleet, request, self.now_s)
                 except (UsageError, ArithmeticError, LookupError) as error:
                     return Refused(f"no plan can be made: {error}")
+        if self._failure is not None:
+            return Refused(f"the daemon ends: {self._failure}")
         verdict = decide(self.fleet, request)
         if verdict.event is not None:
-            self._hear(verdict.event)
-            if self._failure is not None:
-                return Refused(f"it could not be kept: {self._failure}")
+            kept: list[bool] = []
+            try:
+                self.handle(verdict.event, then=lambda: kept.append(True))
+            except FleetDiskFullError as error:
+                self._wait_for_room(error)
+                if not kept:
+                    return Refused(f"{error}, and ask again", may_be_later=True)
+            except BaseException as error:
+                self._end(error)
+                return Refused(f"it could not be kept: {error}")
         return verdict.reply
 
     def _show(self) -> None:

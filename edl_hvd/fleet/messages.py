@@ -127,9 +127,15 @@ class Agreed(Message):
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """It cannot be, and nothing has changed."""
+    """It cannot be, and nothing has changed.
+
+    Attributes:
+        problem: Why, for people.
+        may_be_later: Whether the same request may be granted later, as when the disk of the daemon was full.
+    """
 
     problem: str
+    may_be_later: bool = False
 
 
 @dataclass(frozen=True)

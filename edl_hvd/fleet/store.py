@@ -7,6 +7,7 @@ state: it follows from the rest.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -23,6 +24,9 @@ from edl_hvd.json_values import as_fields, read_fields
 
 FILE = "fleet.sqlite"
 FORMAT = "edl_hvd fleet 1"
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+_ROOM_BYTES = 1 << 16
+# A page for each of some jobs that change at once.
 _BUSY_S = 5.0
 # A reader in another terminal holds the file for milliseconds.
 _TABLES = """
@@ -34,6 +38,10 @@ CREATE TABLE IF NOT EXISTS history (
 );
 """
 Value = TypeVar("Value")
+
+
+class FleetDiskFullError(StorageError):
+    """There is no room for what happened; nothing of it is kept, and it may be kept later."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,8 @@ class FleetStore:
         """Keep an event, what followed, and what it has changed. Blocks for well under a millisecond, mostly.
 
         Raises:
-            StorageError: It cannot be written, as on a full disk; nothing of it is kept.
+            FleetDiskFullError: There is no room for it; nothing of it is kept.
+            StorageError: It cannot be written; nothing of it is kept.
         """
         try:
             self._file.execute("BEGIN IMMEDIATE")
@@ -156,6 +165,17 @@ class FleetStore:
         except OSError:
             return True
 
+    def has_room(self) -> bool:
+        """Whether there is room for a large event: some is written, and removed."""
+        try:
+            self._write_fact("room", " " * _ROOM_BYTES)
+            self._file.execute("DELETE FROM fact WHERE name = 'room'")
+        except sqlite3.Error as error:
+            if self._is_full(error):
+                return False
+            raise self._unusable(error) from error
+        return True
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -184,10 +204,26 @@ class FleetStore:
         return [read_fields(kind, json.loads(text)) for (text,) in rows]
 
     def _unusable(self, error: Exception) -> StorageError:
+        if self._is_full(error):
+            return FleetDiskFullError(
+                f"the state of the fleet in {self._path} cannot be written: the disk is full ({error}); expected some "
+                f"room in {self._path.parent}; make room"
+            )
         return StorageError(
             f"the state of the fleet in {self._path} cannot be used: {error}; expected a folder on a local disk that "
             "this user can write, and a file of this version; or name another --state"
         )
+
+    def _is_full(self, error: Exception) -> bool:
+        """Whether that follows from a full disk, where SQLite reports an I/O error of one of its files, too."""
+        if not isinstance(error, sqlite3.Error):
+            return isinstance(error, OSError) and error.errno in DISK_IS_FULL
+        if "disk is full" in str(error):
+            return True
+        try:
+            return "disk I/O error" in str(error) and os.statvfs(self._path.parent).f_bavail == 0
+        except OSError:
+            return False
 
 
 def read_fleet_history(folder: Path) -> Iterator[FleetEntry]:
