@@ -21,7 +21,7 @@ from edl_hvd.cli.edlrun import check_added_flags
 from edl_hvd.cli.find_job import refuse
 from edl_hvd.cli.fleet_client import FAILED, WRONG, ask, state_option, submit_job, view_of
 from edl_hvd.cli.fleet_daemon import replay_command, serve_command
-from edl_hvd.cli.fleet_view import claim_cells, facts_of, job_cells
+from edl_hvd.cli.fleet_view import claim_cells, facts_of, job_cells, trouble_line
 from edl_hvd.cli.formatting import clean, count, duration
 from edl_hvd.discovery.sources.hostfile import parse_host_list
 from edl_hvd.driver.command_line.resume import HOST_FLAGS
@@ -158,6 +158,8 @@ def list_command(as_json: bool, state_dir: Path) -> None:
     slots = total(view.hosts)
     lacking = f"; {count(view.lacking, 'slot')} more would be used" if view.lacking else ""
     console.print(f"{count(len(view.hosts), 'host')}, {view.free} of {count(slots, 'slot')} free{lacking}")
+    if view.trouble is not None:
+        console.print(clean(trouble_line(view.trouble)))
 
 
 @fleet_commands.command("show")

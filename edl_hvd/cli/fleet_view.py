@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from edl_hvd.cli.formatting import clean, count, duration, pace, shell_line
+from edl_hvd.discovery.watch import SourceTrouble
 from edl_hvd.fleet.messages import JobRow
 from edl_hvd.fleet.runs import JOBS, OUTPUT
 from edl_hvd.fleet.state import FleetJob, HeldClaim, JobPhase, shown_hosts, total
@@ -48,6 +50,12 @@ def claim_cells(claim: HeldClaim, now_s: float) -> list[str]:
     state = "[green]claim[/]" if claim.whole_s is not None else "[yellow]claim[/]"
     where = shown_hosts(claim.granted) or clean(claim.why)
     return [claim.name, state, str(total(claim.granted)), str(claim.slots), "", until, "", waited, where]
+
+
+def trouble_line(trouble: SourceTrouble) -> str:
+    """Why the hosts of a fleet are those known before, and since when; not escaped."""
+    since = time.strftime("%H:%M:%S", time.localtime(time.time() - trouble.for_s))
+    return f"hosts as they were known before {since} ({duration(trouble.for_s)} ago): {trouble.problem}"
 
 
 def facts_of(row: JobRow, state: Path) -> list[tuple[str, str]]:

@@ -104,6 +104,7 @@ class Keeper:
         self._views: dict[str, RunView] = {}
         self._curves_s: dict[str, float] = {}
         self._unwritten: set[str] = set()
+        self._watch: HostWatch | None = None
         self._unkept_hosts: events.HostsListed | None = None
         self._full_since_s: float | None = None
         self._next_plan_s = 0.0
@@ -142,6 +143,7 @@ class Keeper:
             clock=self._clock,
             damping=Damping() if self._source.is_damped else None,
         )
+        self._watch = watch
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._ending.set)
         try:
@@ -436,7 +438,8 @@ class Keeper:
             for job in fleet.jobs.values()
         )
         free = sum(max(0, slots) for slots in free_slots(fleet).values())
-        return FleetView(now_s, fleet.hosts, rows, tuple(fleet.claims.values()), free, fleet.lacking)
+        trouble = None if self._watch is None else self._watch.trouble
+        return FleetView(now_s, fleet.hosts, rows, tuple(fleet.claims.values()), free, fleet.lacking, trouble)
 
     def _progress(self, job: FleetJob) -> JobProgress:
         view = self._views.get(job.name) or self._runs.view(job)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
+from edl_hvd.discovery.watch import SourceTrouble
 from edl_hvd.driver.job_folder.requests import ask
 from edl_hvd.driver.status import JobState
 from edl_hvd.errors import PlatformError, UsageError
@@ -187,6 +188,7 @@ class FleetView(Message):
         claims: All claims.
         free: Slots that nothing has.
         lacking: Slots that more hosts would be used for.
+        trouble: Why the hosts are those known before, and since when; ``None`` while their source answers.
     """
 
     now_s: float
@@ -195,6 +197,7 @@ class FleetView(Message):
     claims: tuple[HeldClaim, ...]
     free: int
     lacking: int
+    trouble: SourceTrouble | None = None
 
 
 @dataclass(frozen=True)

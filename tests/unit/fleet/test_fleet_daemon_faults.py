@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -135,3 +137,38 @@ def test_a_daemon_that_is_busy_is_named_by_its_process(tmp_path: Path, monkeypat
         f"busy or hangs; look at it with 'ps -p {os.getpid()} -o stat,time,args', and look before you ask again: what "
         "was asked for may be done later\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("break_it", "problem"),
+    [
+        (lambda path: path.write_text("localhost:2\n?? what\n"), "line 2"),
+        (lambda path: path.write_text("\x1b[2J\n"), "line 1"),
+        (lambda path: path.unlink(), "cannot read the hosts file"),
+        (lambda path: (path.unlink(), path.mkdir()), "cannot read the hosts file"),
+    ],
+    ids=["garbage", "control", "removed", "folder"],
+)
+def test_a_source_of_hosts_that_fails_is_a_line_of_the_list(
+    break_it: Callable[[Path], object], problem: str, daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    served = daemon(tmp_path / "fleet", "--discover", f"file:{hosts}")
+    served.until(lambda: served.ask("list").stdout == "1 host, 2 of 2 slots free\n")
+    break_it(hosts)
+    served.until(lambda: served.ask("list").stdout.count("\n") == 2)
+    first, second = served.ask("list").stdout.splitlines()
+    assert first == "1 host, 2 of 2 slots free", "those known before"
+    shown = re.fullmatch(r"hosts as they were known before (\d\d:\d\d:\d\d) \((\d+ s) ago\): (.*)", second)
+    assert shown is not None, second
+    assert problem in shown[3]
+    assert str(hosts) in shown[3]
+    assert second.isprintable()
+    view = json.loads(served.ask("list", "--json").stdout)
+    assert problem in view["trouble"]["problem"]
+    assert 0 <= view["trouble"]["for_s"] < LONG_S
+    if hosts.is_dir():
+        hosts.rmdir()
+    hosts.write_text("localhost:1\n")
+    served.until(lambda: served.ask("list").stdout == "1 host, 1 of 1 slot free\n")
