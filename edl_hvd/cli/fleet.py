@@ -183,7 +183,7 @@ def show_command(name: str, as_json: bool, state_dir: Path) -> None:
         names = ", ".join(row.job.name for row in view.jobs[:20]) or "none"
         refuse(f"there is no job {name!r}; the jobs are {names}", WRONG)
     history: list[tuple[float, str]] = []
-    for entry in read_fleet_history(state_dir.expanduser()):
+    for entry in read_fleet_history(state_dir.expanduser(), name):
         if entry.event == events.JobDeleted(name):
             history.clear()  # another job had its name
             continue
