@@ -108,9 +108,9 @@ def _read_queue(text: str) -> QueueRule:
 @click.argument("state_dir", metavar="[DIR]", default=STATE, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print each event and what follows, a JSON object in a line.")
 def replay_command(state_dir: Path, as_json: bool) -> None:
-    """Repeat all decisions of a fleet from its history. Nothing is started.
+    """Repeat the decisions of a fleet from its history. Nothing is started.
 
-    DIR is the folder of the fleet; its daemon may run.
+    DIR is the folder of the fleet; its daemon may run. Entries beyond 64 MiB are not kept: it begins with the oldest.
 
     \b
     Examples:
