@@ -95,6 +95,24 @@ def test_a_history_has_a_bound_and_is_decided_again_from_the_oldest_that_is_kept
     store.close()
 
 
+def test_a_history_that_grew_before_it_had_a_bound_gets_one(tmp_path, monkeypatch):
+    store, fleet, lines = FleetStore(tmp_path), Fleet(), lived(5, 200).history
+    for number, (at_s, event, _) in enumerate(lines):
+        if number == len(lines) // 2:
+            assert history_bytes(store) > 50_000
+            store.close()
+            monkeypatch.setattr(store_module, "HISTORY_BYTES", 10_000)
+            store = FleetStore(tmp_path)
+        after, actions = turn(fleet, event, at_s)
+        store.keep(fleet, after, at_s, 1e9 + at_s, event, actions)
+        fleet = after
+    assert history_bytes(store) < 20_000
+    decisions = list(decide_again(read_fleet_history(tmp_path)))
+    assert not any(decision.differs for decision in decisions)
+    assert decisions[-1].fleet == store.read().fleet == fleet
+    store.close()
+
+
 def test_what_was_not_kept_as_a_whole_was_not_kept(tmp_path):
     store = FleetStore(tmp_path)
     before, _ = turn(Fleet(), events.HostsListed(HOSTS), 0.0)
