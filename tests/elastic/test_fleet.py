@@ -150,14 +150,10 @@ def test_what_cannot_be_is_one_line_and_touches_no_other_job(tmp_path):
             assert problem in done.stderr
         fleet.write_hosts("# nobody")
         fleet.until(lambda: "lists no host" in (tmp_path / "daemon.log").read_text())
-        key = tmp_path / "key"
-        key.touch()
-        fleet.submit("no-key", "--edlrun", f"--ssh-identity-file {key}", command=SLEEP)
-        key.unlink()
+        fleet.submit("late", "--env", "HOROVOD_START_TIMEOUT=never", command=SLEEP)
         fleet.write_hosts("localhost:4")
-        fleet.until(lambda: fleet.jobs()["no-key"]["phase"] == "failed")
-        shown = fleet.ask("show", "no-key").stdout
-        assert f"has failed: edlrun: --ssh-identity-file '{key}' is not there" in shown
+        fleet.until(lambda: fleet.jobs()["late"]["phase"] == "failed")
+        assert "has failed: edlrun: HOROVOD_START_TIMEOUT 'never' cannot be used" in fleet.ask("show", "late").stdout
         assert fleet.edlruns()["one"] == before["one"]
         second = fleet.shell("edl-hvd fleet serve -H localhost:1 --state fleet")
         assert second.returncode == 2
