@@ -24,6 +24,15 @@ _COUNTS: dict[str, IntervalUnit] = {
 _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "worker"), count(1200, "worker")
+    ('1 worker', '1,200 workers')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Interval:
     """``count`` of ``unit``."""

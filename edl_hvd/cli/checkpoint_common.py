@@ -52,7 +52,7 @@ def check_choice(step: int | None, every: bool) -> None:
 
 def print_table(table: Table) -> None:
     """Print a table as wide as the terminal, or as wide as its rows if standard output is no terminal."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDEST)
+    console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _WIDEST)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

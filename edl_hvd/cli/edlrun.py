@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -13,6 +16,7 @@ import click
 import edl_hvd
 from edl_hvd.driver.command_line.flags import PRESENT_NAMES, with_present_names
 from edl_hvd.driver.command_line.options import Options, read_options
+from edl_hvd.driver.command_line.resume import HOST_FLAGS
 from edl_hvd.driver.command_line.tuning import TUNINGS, Tuning
 from edl_hvd.errors import EdlHvdError, UsageError
 from edl_hvd.settings import process_environment
@@ -210,6 +214,42 @@ def read_command_line(words: Sequence[str]) -> Options:
         _refuse(f"{error.format_message()} See 'edlrun --help'")
     except UsageError as error:
         _refuse(str(error))
+
+
+def check_added_flags(words: Sequence[str], own: Sequence[str], starter: str) -> None:
+    """Check flags that another program adds to a command line of its own, before it starts ``edlrun``.
+
+    Files that they name are looked up from the present folder. Variables that stand in for flags are not read.
+
+    Args:
+        words: The flags, without a command.
+        own: Names of flags that the other program gives.
+        starter: Name of that program.
+
+    Raises:
+        UsageError: One line per problem, each naming the flag.
+    """
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), _COMMAND.make_context("edlrun", list(words)) as context:
+            flags = with_present_names(_collect(context.params))
+            rest = context.params["command"]
+    except click.exceptions.Exit:
+        raise UsageError("--help and --version start no job; leave them out") from None
+    except click.UsageError as error:
+        raise UsageError(f"{error.format_message()} See 'edlrun --help'") from None
+    given, problems = dict(flags.given), list(flags.problems)
+    for flag in (flag for flag in own if flag in given):
+        what = f"the hosts itself; leave {flag} out" if flag in HOST_FLAGS else f"{flag} itself; leave it out"
+        problems.append(f"{starter} gives {what}")
+    if rest:
+        problems.append(f"{rest[0]!r} is no flag; expected flags of edlrun alone")
+    if problems:
+        raise UsageError("\n".join(problems))
+    problems = _add_config_file(given, context.params["config_file"])
+    with tempfile.TemporaryDirectory(prefix="edl_hvd_flags") as folder:
+        hosts = Path(folder) / "hosts"
+        hosts.write_text("localhost:1\n")
+        read_options(["true"], {**given, "-np": "1", "--discover": f'file:"{hosts}"'}, {}, problems)
 
 
 def _refuse(problems: str) -> NoReturn:

@@ -17,12 +17,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from edl_hvd.cli.checkpoint_common import print_table
+from edl_hvd.cli.edlrun import check_added_flags
 from edl_hvd.cli.find_job import refuse
 from edl_hvd.cli.fleet_client import FAILED, WRONG, ask, state_option, submit_job, view_of
 from edl_hvd.cli.fleet_daemon import replay_command, serve_command
-from edl_hvd.cli.fleet_view import claim_cells, facts_of, job_cells
+from edl_hvd.cli.fleet_view import claim_cells, facts_of, job_cells, trouble_line
 from edl_hvd.cli.formatting import clean, count, duration
 from edl_hvd.discovery.sources.hostfile import parse_host_list
+from edl_hvd.driver.command_line.resume import HOST_FLAGS
 from edl_hvd.errors import UsageError
 from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import LONGEST_CLAIM_S
@@ -103,8 +105,8 @@ def submit_command(
       edl-hvd fleet submit --name resnet50 --min 1 --max 4 -- python train.py
       edl-hvd fleet submit --name bert --min 2 --priority 5 -- python bert.py
 
-    Exit code 2: it is refused, because it can never run or another job has its name. 1: no daemon answers. Documents:
-    docs/cluster.md.
+    Exit code 2: it is refused, because it can never run, edlrun refuses its flags, or another job has its name. 1: no
+    daemon answers, or its disk is full. Documents: docs/cluster.md.
     """
     try:
         spec = JobSpec(
@@ -116,7 +118,7 @@ def submit_command(
             priority=priority,
             queue=queue,
             preemptible=not no_preempt,
-            flags=check_flags(_split_flags(flags)),
+            flags=read_flags(flags),
             variables=tuple(variables),
             retries=retries,
             family=family,
@@ -142,7 +144,7 @@ def list_command(as_json: bool, state_dir: Path) -> None:
     if as_json:
         click.echo(json.dumps(as_fields(view), indent=2))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("name", "state", "slots", "wants", "step", "left", "samples/s", "waited", "why"):
         right = column in ("slots", "step", "left", "samples/s", "waited")
@@ -156,6 +158,8 @@ def list_command(as_json: bool, state_dir: Path) -> None:
     slots = total(view.hosts)
     lacking = f"; {count(view.lacking, 'slot')} more would be used" if view.lacking else ""
     console.print(f"{count(len(view.hosts), 'host')}, {view.free} of {count(slots, 'slot')} free{lacking}")
+    if view.trouble is not None:
+        console.print(clean(trouble_line(view.trouble)))
 
 
 @fleet_commands.command("show")
@@ -179,7 +183,7 @@ def show_command(name: str, as_json: bool, state_dir: Path) -> None:
         names = ", ".join(row.job.name for row in view.jobs[:20]) or "none"
         refuse(f"there is no job {name!r}; the jobs are {names}", WRONG)
     history: list[tuple[float, str]] = []
-    for entry in read_fleet_history(state_dir.expanduser()):
+    for entry in read_fleet_history(state_dir.expanduser(), name):
         if entry.event == events.JobDeleted(name):
             history.clear()  # another job had its name
             continue
@@ -193,13 +197,12 @@ def show_command(name: str, as_json: bool, state_dir: Path) -> None:
             json.dumps({**as_fields(row), "history": [{"at_s": at, "text": text} for at, text in history]}, indent=2)
         )
         return
-    console = Console(highlight=False, soft_wrap=True)
-    facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    facts.add_column(style="dim")
-    facts.add_column()
-    for label, text in facts_of(row, state_dir.expanduser().absolute()):
-        facts.add_row(label, clean(text))
-    print_table(facts)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    facts = facts_of(row, state_dir.expanduser().absolute())
+    width = max(len(label) for label, _ in facts)
+    for label, text in facts:
+        # No table: the terminal itself wraps a long command, so that it is copied from there as one line.
+        console.print(f"[dim]{label:<{width}}[/]  {escape(text) if label == 'command' else clean(text)}")
     console.print()
     for at_s, text in history:
         console.print(f"[dim]{duration(max(0.0, view.now_s - at_s)):>12} ago[/]  {clean(text)}")
@@ -221,7 +224,7 @@ def scale_command(name: str, most: int, state_dir: Path) -> None:
     Examples:
       edl-hvd fleet scale resnet50 --max 2
 
-    Exit code 2: it is refused. 1: no daemon answers. Documents: docs/cluster.md.
+    Exit code 2: it is refused. 1: no daemon answers, or its disk is full. Documents: docs/cluster.md.
     """
     click.echo(ask(state_dir, messages.ScaleRequest(name, most), Agreed).text)
 
@@ -238,7 +241,7 @@ def stop_command(name: str, state_dir: Path) -> None:
     Examples:
       edl-hvd fleet stop resnet50
 
-    Exit code 2: it is refused. 1: no daemon answers. Documents: docs/cluster.md.
+    Exit code 2: it is refused. 1: no daemon answers, or its disk is full. Documents: docs/cluster.md.
     """
     click.echo(ask(state_dir, messages.StopRequest(name), Agreed).text)
 
@@ -255,7 +258,7 @@ def resume_command(name: str, state_dir: Path) -> None:
     Examples:
       edl-hvd fleet resume resnet50
 
-    Exit code 2: it is refused. 1: no daemon answers. Documents: docs/cluster.md.
+    Exit code 2: it is refused. 1: no daemon answers, or its disk is full. Documents: docs/cluster.md.
     """
     click.echo(ask(state_dir, messages.ResumeRequest(name), Agreed).text)
 
@@ -274,7 +277,8 @@ def delete_command(names: Sequence[str], yes: bool, state_dir: Path) -> None:
     Examples:
       edl-hvd fleet delete resnet50 --yes
 
-    Exit code 2: it is refused, as for a job that runs. 1: no daemon answers. Documents: docs/cluster.md.
+    Exit code 2: it is refused, as for a job that runs. 1: no daemon answers, or its disk is full. Documents:
+    docs/cluster.md.
     """
     folders = ", ".join(str(state_dir.expanduser().absolute() / JOBS / name) for name in names)
     if not yes and not sys.stdin.isatty():
@@ -309,8 +313,8 @@ def claim_command(
       edl-hvd fleet claim web --slots 2 --for 60s
       edl-hvd fleet claim web --slots 2 --devices
 
-    Exit code 2: it is refused. 1: no daemon answers, or the claim ended before there was room. 130, 143: interrupted by
-    Ctrl-C or SIGTERM, and released. Documents: docs/cluster.md.
+    Exit code 2: it is refused. 1: no daemon answers, its disk is full, or the claim ended before there was room. 130,
+    143: interrupted by Ctrl-C or SIGTERM, and released. Documents: docs/cluster.md.
     """
     request = messages.ClaimRequest(name, slots, priority, _read_time(for_text))
     if not wait:
@@ -325,14 +329,18 @@ def claim_command(
         while not noted:
             claim = next((one for one in view_of(state_dir, stays).claims if one.name == name), None)
             if claim is None:
-                refuse(f"claim {name} ended before {count(slots, 'slot')} were free for it", FAILED)
+                refuse(f"claim {name} ended before {_were_free(slots)} for it", FAILED)
             if total(claim.granted) == slots and not noted:
                 click.echo("\n".join(map(with_devices, claim.devices)) if with_numbers else shown_hosts(claim.granted))
                 return
             time.sleep(_POLL_S)
         ask(state_dir, messages.ReleaseRequest(name), Agreed, stays)
-    click.echo(f"interrupted before {count(slots, 'slot')} were free; claim {name} is released", err=True)
+    click.echo(f"interrupted before {_were_free(slots)}; claim {name} is released", err=True)
     sys.exit(128 + noted[0])
+
+
+def _were_free(slots: int) -> str:
+    return f"{count(slots, 'slot')} {'was' if slots == 1 else 'were'} free"
 
 
 @contextmanager
@@ -360,7 +368,7 @@ def release_command(name: str, state_dir: Path) -> None:
     Examples:
       edl-hvd fleet release web
 
-    Exit code 2: it is refused. 1: no daemon answers. Documents: docs/cluster.md.
+    Exit code 2: it is refused. 1: no daemon answers, or its disk is full. Documents: docs/cluster.md.
     """
     click.echo(ask(state_dir, messages.ReleaseRequest(name), Agreed).text)
 
@@ -393,7 +401,7 @@ def plan_command(hosts: str | None, jobs: Sequence[str], claims: Sequence[str], 
     if as_json:
         click.echo(json.dumps(as_fields(view), indent=2))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("NAME", "HAS", "GETS", "HOSTS", "WHY"):
         table.add_column(column, justify="right" if column in ("HAS", "GETS") else "left")
@@ -406,34 +414,26 @@ def plan_command(hosts: str | None, jobs: Sequence[str], claims: Sequence[str], 
 
 # --- reading ---
 
-OWN_FLAGS = (
-    "-np", "--num-proc", "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "-H", "--hosts", "--hostfile",
-    "-hostfile", "--host-discovery-script", "--discover", "--job-dir", "--resume",
-)  # fmt: skip
+OWN_FLAGS = ("-np", "--min-np", "--max-np", "--job-dir", "--resume", *HOST_FLAGS)
 
 
-def check_flags(words: Sequence[str]) -> tuple[str, ...]:
-    """More flags of ``edlrun``, checked.
+def read_flags(text: str) -> tuple[str, ...]:
+    """The words of ``--edlrun``, as a shell reads them, and as ``edlrun`` accepts them.
 
     Raises:
-        UsageError: One of them is the fleet's business.
+        UsageError: It does not, or one of them is the fleet's business; one line.
     """
-    for word in words:
-        if word.split("=")[0] in OWN_FLAGS:
-            raise UsageError(
-                f"--edlrun {word!r} is not usable: the fleet gives {word.split('=')[0]} itself; leave it out"
-            )
-    return tuple(words)
-
-
-def _split_flags(text: str) -> list[str]:
-    """The words of ``--edlrun``, as a shell reads them."""
     try:
-        return shlex.split(text)
+        words = tuple(shlex.split(text))
     except ValueError as error:
         raise UsageError(
             f"--edlrun {text!r} is not usable: {error}; expected flags as a shell reads them, e.g. '--drain-lead 30'"
         ) from None
+    try:
+        check_added_flags(words, OWN_FLAGS, "the fleet")
+    except UsageError as error:
+        raise UsageError(f"--edlrun {text!r} is not usable: {'; '.join(str(error).splitlines())}") from None
+    return words
 
 
 def _read_time(text: str | None) -> float | None:

@@ -48,7 +48,7 @@ def ask(state_dir: Path, request: FleetRequest, kind: type[Reply], otherwise: st
     except EdlHvdError as error:
         refuse(f"{error}; {otherwise}" if otherwise else str(error), FAILED)
     if isinstance(reply, Refused):
-        refuse(reply.problem, WRONG)
+        refuse(reply.problem, FAILED if reply.may_be_later else WRONG)
     if not isinstance(reply, kind):
         refuse(f"the daemon answered with {type(reply).__name__}; expected {kind.__name__} of this version", FAILED)
     return reply

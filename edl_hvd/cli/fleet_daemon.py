@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import click
@@ -60,8 +60,8 @@ def serve_command(
       edl-hvd fleet serve --discover file:hosts.txt --queue vision=2
       edl-hvd fleet serve --discover file:hosts.txt --http 8400
 
-    Exit code 0: ended by a signal. 1: the state cannot be used any more. 2: an argument is wrong, or another daemon
-    holds the folder. Documents: docs/cluster.md.
+    Exit code 0: ended by a signal. 1: the state cannot be used any more, or is gone. 2: an argument is wrong, or
+    another daemon holds the folder. Documents: docs/cluster.md.
     """
     try:
         source = read_hosts(hosts, discover)
@@ -87,7 +87,8 @@ def serve_command(
 
 
 def _tell(about: str, text: str) -> None:
-    click.echo(f"{time.strftime('%H:%M:%S')}  {f'{about}: ' * bool(about)}{text}")
+    with suppress(OSError):  # the disk of a log may be full, which must not end the daemon
+        click.echo(f"{time.strftime('%H:%M:%S')}  {f'{about}: ' * bool(about)}{text}")
 
 
 def _read_queue(text: str) -> QueueRule:
@@ -107,9 +108,9 @@ def _read_queue(text: str) -> QueueRule:
 @click.argument("state_dir", metavar="[DIR]", default=STATE, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print each event and what follows, a JSON object in a line.")
 def replay_command(state_dir: Path, as_json: bool) -> None:
-    """Repeat all decisions of a fleet from its history. Nothing is started.
+    """Repeat the decisions of a fleet from its history. Nothing is started.
 
-    DIR is the folder of the fleet; its daemon may run.
+    DIR is the folder of the fleet; its daemon may run. Entries beyond 64 MiB are not kept: it begins with the oldest.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from edl_hvd.cli.fleet_view import state_of
+from edl_hvd.cli.fleet_view import state_of, trouble_line
 from edl_hvd.cli.formatting import count, duration
 from edl_hvd.cli.metrics_text import fleet_metrics
 from edl_hvd.fleet.messages import FleetView, JobRow
@@ -97,6 +97,7 @@ def body(view: FleetView, moments: Sequence[_Moment]) -> str:
     return "".join(
         [
             f"<p>{escape(summary)}</p>",
+            "" if view.trouble is None else f"<p>{escape(trouble_line(view.trouble))}</p>",
             chart(view.now_s, moments, colours),
             _table(_JOB_HEAD, (_job_cells(row, colours) for row in view.jobs)),
             _table(_CLAIM_HEAD, (_claim_cells(claim, view.now_s, colours) for claim in view.claims)),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from edl_hvd.cli.formatting import clean, count, duration, pace
+from edl_hvd.cli.formatting import clean, count, duration, pace, shell_line
+from edl_hvd.discovery.watch import SourceTrouble
 from edl_hvd.fleet.messages import JobRow
 from edl_hvd.fleet.runs import JOBS, OUTPUT
 from edl_hvd.fleet.state import FleetJob, HeldClaim, JobPhase, shown_hosts, total
@@ -50,6 +52,12 @@ def claim_cells(claim: HeldClaim, now_s: float) -> list[str]:
     return [claim.name, state, str(total(claim.granted)), str(claim.slots), "", until, "", waited, where]
 
 
+def trouble_line(trouble: SourceTrouble) -> str:
+    """Why the hosts of a fleet are those known before, and since when; not escaped."""
+    since = time.strftime("%H:%M:%S", time.localtime(time.time() - trouble.for_s))
+    return f"hosts as they were known before {since} ({duration(trouble.for_s)} ago): {trouble.problem}"
+
+
 def facts_of(row: JobRow, state: Path) -> list[tuple[str, str]]:
     """Labels and texts of one job; ``state`` is the folder of the fleet."""
     job, progress = row.job, row.progress
@@ -57,7 +65,7 @@ def facts_of(row: JobRow, state: Path) -> list[tuple[str, str]]:
     folder = state / JOBS / job.name
     facts = [
         ("job", job.name),
-        ("command", " ".join(spec.command)),
+        ("command", shell_line(spec.command)),
         ("state", f"{state_of(row)}{f': {job.why}' if job.why else ''}"),
         ("slots", f"{total(job.given)} of {spec.least} to {spec.most} on {shown_hosts(job.given) or 'no host'}"),
         (

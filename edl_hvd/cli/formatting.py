@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 
 from rich.markup import escape
 
 from edl_hvd.driver.status import JobState, Shortage, Status, TrainingProgress
+from edl_hvd.values import count as count
 
 SEPARATOR = " · "
 _STATES_IN_WORDS: dict[JobState, str] = {
     "starting": "waiting for workers", "waiting": "waiting for workers", "changing": "changing its workers",
 }  # fmt: skip
 # Other states are their own words.
-
-
-def count(number: int, noun: str) -> str:
-    """
-    >>> count(1, "worker"), count(1200, "worker")
-    ('1 worker', '1,200 workers')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -46,6 +40,23 @@ def clean(text: str) -> str:
     """
     line = " ".join(text.split())
     return escape("".join(character if character.isprintable() else "?" for character in line))
+
+
+def shell_line(words: Sequence[str]) -> str:
+    """A command as one line of visible characters that a shell reads as it was given.
+
+    Words with control characters are quoted as ``$'…'``, which bash, zsh and POSIX.1-2024 read.
+
+    >>> print(shell_line(["echo", "two words", "a\\tb"]))
+    echo 'two words' $'a\\x09b'
+    """
+    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_escaped(word)}'" for word in words)
+
+
+def _escaped(word: str) -> str:
+    codes = ("".join(f"\\x{byte:02x}" for byte in one.encode(errors="surrogateescape")) for one in word)
+    pairs = zip(word, codes, strict=True)
+    return "".join(one if one.isprintable() and one not in "\\'" else code for one, code in pairs)
 
 
 def join(pieces: Iterable[str]) -> str:

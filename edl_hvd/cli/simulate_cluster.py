@@ -13,7 +13,7 @@ import click
 from rich.table import Table
 
 from edl_hvd.cli.checkpoint_common import bar, print_table
-from edl_hvd.cli.formatting import duration
+from edl_hvd.cli.formatting import count, duration
 from edl_hvd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def simulate_cluster_command(
     if picture is not None:
         from edl_hvd.simulator.cluster.picture import draw_slots
 
-        draw_slots(results, picture, f"{path.stem}: {len(results[0].jobs)} jobs, {hosts * slots} GPUs, {costs} costs")
+        what = f"{count(len(results[0].jobs), 'job')}, {count(hosts * slots, 'GPU')}"
+        draw_slots(results, picture, f"{path.stem}: {what}, {costs} costs")
     if as_json:
         click.echo(json.dumps([_plain(result) for result in results], indent=2))
         return

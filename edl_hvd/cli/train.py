@@ -105,7 +105,10 @@ def train_command(
         else:
             _run_here(words, least, most, _environment(checkpoint, variables), dry_run)
     except UsageError as error:
-        refuse(str(error), WRONG)
+        *others, last = str(error).split("\n")
+        for problem in others:
+            click.echo(f"error: {problem}", err=True)
+        refuse(last, WRONG)
 
 
 def _place_of(fleet: Path, has_fleet: bool, here: bool, kubernetes: bool) -> str:

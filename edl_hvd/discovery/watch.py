@@ -45,6 +45,7 @@ class TrustedHosts:
         troubled_since_s: Time at which the present series of failures began, or ``None``.
         calm: Number of good answers since the last failure.
         reported: Problems of this series that were reported.
+        problem: Newest problem of this series; empty outside of one.
     """
 
     hosts: tuple[HostSlots, ...] = ()
@@ -52,6 +53,7 @@ class TrustedHosts:
     troubled_since_s: float | None = None
     calm: int = 0
     reported: frozenset[str] = frozenset()
+    problem: str = ""
 
     def answered(self, answer: tuple[HostSlots, ...], now_s: float) -> tuple[TrustedHosts, str]:
         """Return the trusted hosts after a good answer, and a message about it (empty for none)."""
@@ -60,7 +62,7 @@ class TrustedHosts:
         if trusted.troubled_since_s is None or trusted.calm < RECOVERY_THRESHOLD:
             return trusted, ""
         news = f"the hosts are known again, after {now_s - trusted.troubled_since_s:.0f} s of trouble"
-        return replace(trusted, troubled_since_s=None, reported=frozenset()), news
+        return replace(trusted, troubled_since_s=None, reported=frozenset(), problem=""), news
 
     def failed(self, problem: str, now_s: float) -> tuple[TrustedHosts, str]:
         """Return the trusted hosts after a failed poll, and a message about it (empty for nothing new)."""
@@ -68,7 +70,7 @@ class TrustedHosts:
         is_new = kind not in self.reported and len(self.reported) < DISTINCT_PROBLEMS
         since_s = now_s if self.troubled_since_s is None else self.troubled_since_s
         reported = self.reported | {kind} if is_new else self.reported
-        trusted = replace(self, row=(), troubled_since_s=since_s, calm=0, reported=reported)
+        trusted = replace(self, row=(), troubled_since_s=since_s, calm=0, reported=reported, problem=problem)
         return trusted, problem if is_new else ""
 
     def _believe(self, row: tuple[tuple[HostSlots, ...], ...]) -> tuple[HostSlots, ...]:
@@ -97,6 +99,19 @@ class TrustedHosts:
             if host not in known or entry.slots >= known[host].slots:
                 known[host] = entry
         return tuple(known.values())
+
+
+@dataclass(frozen=True)
+class SourceTrouble:
+    """Failure of a source, which leaves the hosts as they are.
+
+    Attributes:
+        problem: Newest problem, a sentence.
+        for_s: Seconds since the first failure of the series.
+    """
+
+    problem: str
+    for_s: float
 
 
 class HostWatch:
@@ -155,6 +170,15 @@ class HostWatch:
     def hosts(self) -> tuple[HostSlots, ...]:
         """The trusted list now; empty before the first good answer."""
         return self._hosts
+
+    @property
+    def trouble(self) -> SourceTrouble | None:
+        """The present series of failures; ``None`` while the source answers. Any thread."""
+        trusted = self._trusted
+        if trusted.troubled_since_s is None:
+            return None
+        for_s = max(0.0, self._clock.monotonic_s() - trusted.troubled_since_s)
+        return SourceTrouble(trusted.problem, round(for_s, 3))
 
     def close(self) -> None:
         """Stop polling. Does not wait for a source that hangs; its thread ends when it answers."""

@@ -13,6 +13,7 @@ from edl_hvd.fleet.messages import REQUESTS, Agreed, FleetReply, FleetRequest, P
 from edl_hvd.fleet.planned import planned, unit_of
 from edl_hvd.fleet.state import MOST_WORKERS, Fleet, FleetJob, HeldClaim, JobPhase, JobSpec, total
 from edl_hvd.json_values import read_fields, show
+from edl_hvd.values import count
 
 LONGEST_CLAIM_S = 366 * 86_400.0
 
@@ -89,10 +90,10 @@ def _change(
                 return _refuse(f"job {name} is {job.phase}, so it gets no slots; submit another")
             if not job.spec.least <= most <= MOST_WORKERS:
                 return _refuse(
-                    f"job {name} cannot have at most {show(most)} slots; expected {job.spec.least}, its minimum, to "
+                    f"job {name} cannot have at most {count(most, 'slot')}; expected {job.spec.least}, its minimum, to "
                     f"{MOST_WORKERS}; 'edl-hvd fleet stop {name}' takes all"
                 )
-            return Verdict(Agreed(f"{name} gets at most {most} slots"), events.JobScaled(name, most))
+            return Verdict(Agreed(f"{name} gets at most {count(most, 'slot')}"), events.JobScaled(name, most))
         case messages.StopRequest():
             if job.phase.is_at_rest:
                 return _refuse(f"job {name} is {job.phase} already; see 'edl-hvd fleet show {name}'")
@@ -134,8 +135,8 @@ def never_fits(fleet: Fleet, spec: JobSpec) -> str:
         return ""
     hosts = "whole hosts" if unit > 1 else "hosts"
     return (
-        f"job {spec.name} needs at least {spec.least} slots, and all {hosts} of the fleet together have {whole}; lower "
-        "--min, or add hosts to the source first"
+        f"job {spec.name} needs at least {count(spec.least, 'slot')}, and all {hosts} of the fleet together have "
+        f"{whole}; lower --min, or add hosts to the source first"
     )
 
 
@@ -147,8 +148,8 @@ def _over_limit(fleet: Fleet, spec: JobSpec) -> str:
     if limit is None or least <= limit:
         return ""
     return (
-        f"job {spec.name} needs at least {least} slots, and all jobs of queue {spec.queue!r} together may have "
-        f"{limit}; lower --min, or give another --queue"
+        f"job {spec.name} needs at least {count(least, 'slot')}, and all jobs of queue {spec.queue!r} together may "
+        f"have {limit}; lower --min, or give another --queue"
     )
 
 
@@ -163,11 +164,11 @@ def _claim(fleet: Fleet, request: messages.ClaimRequest) -> Verdict:
         return _refuse(str(error))
     if fleet.hosts and request.slots > total(fleet.hosts):
         return _refuse(
-            f"claim {request.claim} needs {request.slots} slots, and all hosts of the fleet together have "
+            f"claim {request.claim} needs {count(request.slots, 'slot')}, and all hosts of the fleet together have "
             f"{total(fleet.hosts)}; ask for less"
         )
     event = events.SlotsClaimed(request.claim, request.slots, request.priority, request.for_s)
-    return Verdict(Agreed(f"{request.claim} waits for {request.slots} slots"), event)
+    return Verdict(Agreed(f"{request.claim} waits for {count(request.slots, 'slot')}"), event)
 
 
 def what_if(fleet: Fleet, request: messages.PlanRequest, now_s: float) -> PlanView | Refused:
@@ -197,7 +198,7 @@ def what_if(fleet: Fleet, request: messages.PlanRequest, now_s: float) -> PlanVi
     waits = {one.claim: f"; {one.reason.value}: {one.why}" for one in plan.waiting_claims}
     for claim in claims.values():
         hosts = reserved[claim.name].hosts if claim.name in reserved else ()
-        why = f"{total(hosts)} of {claim.slots} slots, priority {claim.priority}{waits.get(claim.name, '')}"
+        why = f"{total(hosts)} of {count(claim.slots, 'slot')}, priority {claim.priority}{waits.get(claim.name, '')}"
         found.append(PlannedShare(claim.name, "claim", total(claim.granted), total(hosts), hosts, why))
     return PlanView(tuple(found), plan.lacking)
 

@@ -30,11 +30,12 @@ from edl_hvd.fleet.messages import FleetReply, FleetView, JobProgress, JobRow, R
 from edl_hvd.fleet.planned import members_of
 from edl_hvd.fleet.runs import JOBS, Runs, RunView
 from edl_hvd.fleet.state import Fleet, FleetJob, FleetRules, JobPhase, total
-from edl_hvd.fleet.store import FILE, FleetStore
+from edl_hvd.fleet.store import DISK_IS_FULL, FILE, FleetDiskFullError, FleetStore
 from edl_hvd.fleet.turn import free_slots, turn
 from edl_hvd.json_values import as_fields
 from edl_hvd.planning.family import shared_timings
 from edl_hvd.process_identity import start_token
+from edl_hvd.values import count
 
 _TICK_S = 0.1
 # Looking at a job's folder takes 30 µs; a slot that has become free is given on within this time.
@@ -54,7 +55,7 @@ _SHOWN_JOBS = 8
 
 
 class Keeper:
-    """One daemon.
+    """One daemon. While its disk is full it decides nothing; requests are refused, and jobs go on.
 
     Args:
         folder: Folder of the fleet's state, held by this process alone; see :func:`hold`.
@@ -103,6 +104,9 @@ class Keeper:
         self._views: dict[str, RunView] = {}
         self._curves_s: dict[str, float] = {}
         self._unwritten: set[str] = set()
+        self._watch: HostWatch | None = None
+        self._unkept_hosts: events.HostsListed | None = None
+        self._full_since_s: float | None = None
         self._next_plan_s = 0.0
         self._happened: deque[tuple[FleetEvent, Callable[[], None]]] = deque()
         self._ending = asyncio.Event()
@@ -119,7 +123,7 @@ class Keeper:
 
         Raises:
             PlatformError: The folder can hold no socket.
-            StorageError: What happens cannot be kept; nothing was done about it.
+            StorageError: What happens cannot be kept, and nothing was done about it; or the file of the fleet is gone.
         """
         loop = asyncio.get_running_loop()
         requests = Requests(self._take, messages.LONGEST_LINE_BYTES)
@@ -133,12 +137,13 @@ class Keeper:
         every_s = self._source.refresh_s or (_POLL_S if self._source.needs_packages else _LOCAL_POLL_S)
         watch = HostWatch(
             self._source.source,
-            lambda hosts: _call(loop, self._hear, events.HostsListed(hosts)),
+            lambda hosts: _call(loop, self._hear_hosts, events.HostsListed(hosts)),
             lambda text: _call(loop, self._tell, "", text),
             every_s=every_s,
             clock=self._clock,
             damping=Damping() if self._source.is_damped else None,
         )
+        self._watch = watch
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._ending.set)
         try:
@@ -146,9 +151,11 @@ class Keeper:
             self._adopt()
             watch.start()
             while not self._ending.is_set():
-                self._look()
-                if self.now_s >= self._next_plan_s:
-                    self.handle(events.TimePassed())
+                self._check_place()
+                try:
+                    self._turn()
+                except FleetDiskFullError as error:
+                    self._wait_for_room(error)
                 self._show()
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), _TICK_S)
@@ -190,19 +197,75 @@ class Keeper:
         if isinstance(event, events.TimePassed):
             self._next_plan_s = now_s + max(_PLAN_EVERY_S, took_s / _PLAN_PART)
         if after != before or actions:
+            self._check_place()
             self._store.keep(before, after, now_s, self._clock.wall_s(), event, actions)
         self.fleet = after
         then()
         for action in actions:
             self._do(action)
 
+    def _check_place(self) -> None:
+        """Check that another daemon would find what this one keeps.
+
+        Raises:
+            StorageError: It would not: the file, or its folder, was removed, moved or replaced.
+        """
+        if not self._store.is_in_place():
+            raise _gone(self._folder, self.fleet)
+
+    # --- a full disk: nothing is decided until there is room, and jobs go on ---
+
+    def _turn(self) -> None:
+        """Take in what has happened since the last turn.
+
+        Raises:
+            FleetDiskFullError: There is no room for it. Each turn finds again what was not kept.
+        """
+        if self._full_since_s is not None:
+            if not self._store.has_room():
+                return
+            for name in self.fleet.removing:
+                self._remove(name)
+        if self._unkept_hosts is not None:
+            self.handle(self._unkept_hosts, then=self._forget_hosts)
+        for job in list(self.fleet.jobs.values()):
+            if job.phase.is_alive and not job.pid:
+                self._begin(job)
+        self._look()
+        if self.now_s >= self._next_plan_s:
+            self.handle(events.TimePassed())
+        is_started = all(job.pid or not job.phase.is_alive for job in self.fleet.jobs.values())
+        if self._full_since_s is not None and is_started:
+            self._tell("", f"there is room again, after {self.now_s - self._full_since_s:.0f} s; the fleet goes on")
+            self._full_since_s = None
+
+    def _forget_hosts(self) -> None:
+        self._unkept_hosts = None
+
+    def _wait_for_room(self, error: object) -> None:
+        if self._full_since_s is None:
+            self._full_since_s = self.now_s
+            self._tell("", f"{error}; nothing is decided until then, and jobs go on")
+
+    def _hear_hosts(self, event: events.HostsListed) -> None:
+        self._unkept_hosts = event
+        try:
+            self.handle(event, then=self._forget_hosts)
+        except FleetDiskFullError as error:
+            self._wait_for_room(error)
+        except BaseException as error:
+            self._end(error)
+
     def _hear(self, event: FleetEvent) -> None:
         """The same for what comes from elsewhere in the event loop: an error ends the daemon there."""
         try:
             self.handle(event)
         except BaseException as error:
-            self._failure = self._failure or error
-            self._ending.set()
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._ending.set()
 
     # --- what is to be done ---
 
@@ -225,6 +288,9 @@ class Keeper:
         try:
             child = self._runs.prepare(job, shared_timings(members_of(self.fleet, job.spec.family)))
         except OSError as error:
+            if error.errno in DISK_IS_FULL:
+                self._wait_for_room(f"job {job.name} could not be started: the disk is full ({error}); make room")
+                return
             how = f"job {job.name} could not be started in {job.spec.folder}: {error}"
             self.handle(events.RunEnded(job.name, 2, how, job.known_step))
             return
@@ -264,20 +330,24 @@ class Keeper:
             if not job.phase.is_alive:
                 continue
             if not job.pid:
-                if job.phase is JobPhase.STARTING:
-                    self._start(job)
-                else:
-                    self.handle(events.RunEnded(job.name, None, "it had not started", job.known_step))
+                self._begin(job)
                 continue
             end = self._runs.ended(job)
             if end is not None:
                 continue  # the next look takes it in
-            self._tell(job.name, f"goes on as process {job.pid} with {total(job.given)} slots")
+            self._tell(job.name, f"goes on as process {job.pid} with {count(total(job.given), 'slot')}")
             self._write_hosts(job.name)
             status = self._runs.view(job).status
             # A second signal would end it at once, without a checkpoint.
             if job.phase is JobPhase.STOPPING and (status is None or status.state != "stopping"):
                 self._runs.signal(job, signal.SIGTERM)
+
+    def _begin(self, job: FleetJob) -> None:
+        """Start a job whose start was decided and not kept; where it was told to end meanwhile, it has ended."""
+        if job.phase is JobPhase.STARTING:
+            self._start(job)
+        else:
+            self.handle(events.RunEnded(job.name, None, "it had not started", job.known_step))
 
     # --- how jobs stand ---
 
@@ -336,11 +406,20 @@ class Keeper:
                     return what_if(self.fleet, request, self.now_s)
                 except (UsageError, ArithmeticError, LookupError) as error:
                     return Refused(f"no plan can be made: {error}")
+        if self._failure is not None:
+            return Refused(f"the daemon ends: {self._failure}")
         verdict = decide(self.fleet, request)
         if verdict.event is not None:
-            self._hear(verdict.event)
-            if self._failure is not None:
-                return Refused(f"it could not be kept: {self._failure}")
+            kept: list[bool] = []
+            try:
+                self.handle(verdict.event, then=lambda: kept.append(True))
+            except FleetDiskFullError as error:
+                self._wait_for_room(error)
+                if not kept:
+                    return Refused(f"{error}, and ask again", may_be_later=True)
+            except BaseException as error:
+                self._end(error)
+                return Refused(f"it could not be kept: {error}")
         return verdict.reply
 
     def _show(self) -> None:
@@ -359,7 +438,8 @@ class Keeper:
             for job in fleet.jobs.values()
         )
         free = sum(max(0, slots) for slots in free_slots(fleet).values())
-        return FleetView(now_s, fleet.hosts, rows, tuple(fleet.claims.values()), free, fleet.lacking)
+        trouble = None if self._watch is None else self._watch.trouble
+        return FleetView(now_s, fleet.hosts, rows, tuple(fleet.claims.values()), free, fleet.lacking, trouble)
 
     def _progress(self, job: FleetJob) -> JobProgress:
         view = self._views.get(job.name) or self._runs.view(job)
@@ -414,6 +494,16 @@ def _lost(folder: Path, jobs: Mapping[str, int | None]) -> StorageError:
     return StorageError(
         f"{folder / FILE} is empty or was removed, and {folder / JOBS} holds jobs that it should know ({shown}); put "
         f"the file back; or {end}move {folder / JOBS} away, or name another --state"
+    )
+
+
+def _gone(folder: Path, fleet: Fleet) -> StorageError:
+    """The error of a daemon whose file is gone: what it keeps there, no later one finds."""
+    running = [f"{job.name}: kill {job.pid}" for job in fleet.jobs.values() if job.pid]
+    shown = "; ".join(running[:_SHOWN_JOBS]) + f"; and {len(running) - _SHOWN_JOBS} more" * (len(running) > _SHOWN_JOBS)
+    return StorageError(
+        f"{folder / FILE} was removed or replaced while the daemon used it; expected the file to stay; put it back and "
+        f"start the daemon again{f', or end the jobs that go on ({shown})' if running else ''}"
     )
 
 

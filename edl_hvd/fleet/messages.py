@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
+from edl_hvd.discovery.watch import SourceTrouble
 from edl_hvd.driver.job_folder.requests import ask
 from edl_hvd.driver.status import JobState
 from edl_hvd.errors import PlatformError, UsageError
@@ -127,9 +128,15 @@ class Agreed(Message):
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """It cannot be, and nothing has changed."""
+    """It cannot be, and nothing has changed.
+
+    Attributes:
+        problem: Why, for people.
+        may_be_later: Whether the same request may be granted later, as when the disk of the daemon was full.
+    """
 
     problem: str
+    may_be_later: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,6 +188,7 @@ class FleetView(Message):
         claims: All claims.
         free: Slots that nothing has.
         lacking: Slots that more hosts would be used for.
+        trouble: Why the hosts are those known before, and since when; ``None`` while their source answers.
     """
 
     now_s: float
@@ -189,6 +197,7 @@ class FleetView(Message):
     claims: tuple[HeldClaim, ...]
     free: int
     lacking: int
+    trouble: SourceTrouble | None = None
 
 
 @dataclass(frozen=True)

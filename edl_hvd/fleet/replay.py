@@ -36,8 +36,12 @@ class FleetDecision:
 
 
 def decide_again(history: Iterable[FleetEntry]) -> Iterator[FleetDecision]:
-    """Each event of a history through the decisions of today; nothing is started and nobody is told."""
+    """Each event of a history through the decisions of today; nothing is started and nobody is told.
+
+    It begins with the fleet before the oldest entry that is kept.
+    """
     fleet = Fleet()
     for entry in history:
+        fleet = entry.before or fleet
         fleet, actions = turn(fleet, entry.event, entry.at_s)
         yield FleetDecision(entry.at_s, entry.event, actions, entry.actions, fleet)

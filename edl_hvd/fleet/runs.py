@@ -113,6 +113,7 @@ class Runs:
             OSError: It cannot be started; or its folder, or what is in it, cannot be made.
         """
         folder, spec = self.folder_of(job.name), job.spec
+        self._drop(job.name)
         folder.mkdir(parents=True, exist_ok=True)
         self.write_hosts(job.name, job.listed)
         variables = dict(text.split("=", 1) for text in spec.variables)
@@ -127,6 +128,14 @@ class Runs:
         self._children[job.name] = child
         return child
 
+    def _drop(self, job: str) -> None:
+        """Let go of an earlier process of a job; one that still waits, because its start was not kept, ends."""
+        child = self._children.pop(job, None)
+        if child is not None and child.stdin is not None and not child.stdin.closed:
+            child.kill()
+            child.stdin.close()
+            child.wait()
+
     def remove(self, job: str) -> None:
         """Remove the folder of a job that is deleted. Returns at once; large files are deleted beside the daemon.
 
@@ -134,6 +143,7 @@ class Runs:
             OSError: It cannot be moved away.
         """
         self._read.pop(job, None)
+        self._drop(job)
         if self.folder_of(job).exists():
             place = tempfile.mkdtemp(prefix=_DELETED, dir=self._folder)
             os.rename(self.folder_of(job), Path(place) / job)
@@ -168,7 +178,6 @@ class Runs:
         code = child.poll() if child is not None and child.pid == job.pid else None
         if is_alive(job.pid, job.start_token):
             return None
-        self._children.pop(job.name, None)
         view = self._own_view(job)
         if view is not None and view.status is not None and view.status.end is not None:
             end = view.status.end

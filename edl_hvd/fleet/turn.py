@@ -16,6 +16,7 @@ from edl_hvd.fleet.events import FleetAction, FleetEvent
 from edl_hvd.fleet.planned import planned
 from edl_hvd.fleet.state import Fleet, FleetJob, HeldClaim, JobPhase, as_counts, as_hosts, shown_hosts, total, used
 from edl_hvd.planning.values import Plan
+from edl_hvd.values import count
 
 SAVED = 75
 _PAUSE_S = 1.0
@@ -349,7 +350,9 @@ def _give(draft: FleetDraft, before: FleetJob, job: FleetJob) -> None:
         return
     draft.actions.append(events.GiveHosts(job.name, job.given))
     had, has = total(before.given), total(job.given)
-    draft.tell(job.name, f"moves to {shown_hosts(job.given)}" if had == has else f"{had} → {has} slots: {job.why}")
+    draft.tell(
+        job.name, f"moves to {shown_hosts(job.given)}" if had == has else f"{had} → {count(has, 'slot')}: {job.why}"
+    )
     served_slot_s = before.served_by(draft.now_s)
     draft.put(
         replace(
@@ -369,7 +372,7 @@ def _start(draft: FleetDraft, job: FleetJob, free: dict[str, int]) -> None:
         free[host] -= slots
     given = as_hosts(hosts)
     draft.actions.append(events.StartRun(job.name, given))
-    draft.tell(job.name, f"{'starts' if job.run == 0 else 'goes on'} on {total(given)} slots: {job.why}")
+    draft.tell(job.name, f"{'starts' if job.run == 0 else 'goes on'} on {count(total(given), 'slot')}: {job.why}")
     draft.put(
         replace(
             job, phase=JobPhase.STARTING, given=given, run=job.run + 1, started_s=draft.now_s, start_s=None,
@@ -399,7 +402,7 @@ def _grant(draft: FleetDraft, claim: HeldClaim, free: dict[str, int]) -> None:
     claim = replace(claim, granted=hosts)
     if total(hosts) == claim.slots and claim.whole_s is None:
         claim = replace(claim, whole_s=draft.now_s - claim.asked_s)
-        draft.tell(claim.name, f"has its {total(hosts)} slots after {claim.whole_s:.1f} s")
+        draft.tell(claim.name, f"has its {count(total(hosts), 'slot')} after {claim.whole_s:.1f} s")
     _put_claim(draft, claim)
 
 

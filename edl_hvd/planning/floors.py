@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from edl_hvd.planning.making_room import Need, RoomMaker
 from edl_hvd.planning.rooms import HostTable, Ledger, allowed_kinds, holdings
 from edl_hvd.planning.values import Claim, JobAsk, PlanRules, WaitingClaim, WaitReason
+from edl_hvd.values import count
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,8 @@ class FloorPlanner:
         )
         if used - extras + more > limit:
             return (
-                f"queue {ask.queue!r} may have {limit} slots, and the minimums of its jobs take {used - extras} of them"
+                f"queue {ask.queue!r} may have {count(limit, 'slot')}, and the minimums of its jobs take "
+                f"{used - extras} of them"
             )
         return None
 
@@ -323,7 +325,7 @@ class FloorPlanner:
     def _why_claim_waits(self, claim: Claim) -> ReasonToWait:
         is_on_one = claim.unit == claim.slots > 1
         on = " on one host" if is_on_one else f" in units of {claim.unit}" if claim.unit > 1 else ""
-        needs = f"it needs {claim.slots} slot{'s' * (claim.slots > 1)}{on}"
+        needs = f"it needs {count(claim.slots, 'slot')}{on}"
         if not self._can_ever_hold(claim):
             most = max((self._most_units(kind, claim.unit) for kind in self.all_kinds), default=0)
             kind = " of one kind" * (len(self.all_kinds) > 1)
@@ -344,14 +346,13 @@ class FloorPlanner:
         named = kinds or sorted({curve.kind for curve in ask.curves})
         where = f" of kind {', '.join(named)}" if any(named) else ""
         return (
-            f"it needs at least {ask.least} slots{units}, and all hosts{where} together have {most}; ask for fewer, or "
-            "add hosts"
+            f"it needs at least {count(ask.least, 'slot')}{units}, and all hosts{where} together have {most}; "
+            "ask for fewer, or add hosts"
         )
 
     def _short_of(self, ask: JobAsk) -> str:
         floors = sum(min(self.asks[job].least, held) for job, held in enumerate(self.ledger.held))
         room = sum(self.hosts.left) - sum(sum(held.values()) for held in self.result.claimed.values()) - floors
+        left = f"{count(max(0, room), 'slot')} {'is' if room == 1 else 'are'} left"
         units = f" in units of {ask.unit}" if ask.unit > 1 else ""
-        return (
-            f"it needs at least {ask.least} slots{units}; beside the minimums of others {max(0, room)} slots are left"
-        )
+        return f"it needs at least {count(ask.least, 'slot')}{units}; beside the minimums of others {left}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl_hvd.planning.values import JobAsk
+from edl_hvd.values import count
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def _why_no_more(ask: JobAsk, rank: int, ranked: int, growth: Growth) -> str:
         place = f"; its rest is number {rank} of {ranked} from the shortest" if rank else ""
         return f"further slots are worth more to other jobs{place}"
     return (
-        f"it would grow by {growth.slots} slots, and {growth.free} are free"
+        f"it would grow by {count(growth.slots, 'slot')}, and {growth.free} {'is' if growth.free == 1 else 'are'} free"
         if growth.free
         else ("no further slot is free")
     )

@@ -143,18 +143,17 @@ def test_what_cannot_be_is_one_line_and_touches_no_other_job(tmp_path):
             (("scale", "nobody", "--max", "3"), "there is no job 'nobody'"),
             (("show", "nobody"), "there is no job 'nobody'"),
             (("submit", "--name", "two", "--", "/no/such/program"), "there is no file '/no/such/program'"),
+            (("submit", "--name", "two", "--edlrun", "--no-such-flag", "--", *SLEEP), "--no-such-flag"),
         ):
             done = fleet.ask(*words)
             assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
             assert problem in done.stderr
         fleet.write_hosts("# nobody")
         fleet.until(lambda: "lists no host" in (tmp_path / "daemon.log").read_text())
-        fleet.submit("no-flag", "--edlrun", "--no-such-flag", command=SLEEP)
+        fleet.submit("late", "--env", "HOROVOD_START_TIMEOUT=never", command=SLEEP)
         fleet.write_hosts("localhost:4")
-        fleet.until(lambda: fleet.jobs()["no-flag"]["phase"] == "failed")
-        shown = fleet.ask("show", "no-flag").stdout
-        assert "has failed: edlrun: No such option" in shown
-        assert "--no-such-flag" in shown
+        fleet.until(lambda: fleet.jobs()["late"]["phase"] == "failed")
+        assert "has failed: edlrun: HOROVOD_START_TIMEOUT 'never' cannot be used" in fleet.ask("show", "late").stdout
         assert fleet.edlruns()["one"] == before["one"]
         second = fleet.shell("edl-hvd fleet serve -H localhost:1 --state fleet")
         assert second.returncode == 2

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from edl_hvd.driver.membership.events import DrainRequested
 from edl_hvd.driver.membership.state import LIVE, Membership, host_of
 from edl_hvd.errors import PlatformError
 from edl_hvd.json_values import show
+from edl_hvd.process_identity import is_stopped
 
 LONGEST_LINE_BYTES = 4096
 LONGEST_NOTICE_S = 86_400.0
@@ -37,6 +39,8 @@ _ANSWER_S = 10.0
 # The driver answers within milliseconds, unless its machine is very busy.
 _LONGEST_ANSWER_BYTES = 1 << 24
 # Of a fleet with ten thousand jobs.
+_CREDENTIALS = struct.Struct("3i")
+# Process, user and group of the other end of a socket (unix(7), SO_PEERCRED).
 _HINT = "it takes requests from this user on its own host once it has found its first hosts"
 
 
@@ -190,11 +194,13 @@ def ask(folder: Path, request: Mapping[str, Any], whom: str = "the edlrun", hint
     Raises:
         PlatformError: Nobody answers.
     """
+    pid = 0
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as calling:
             calling.settimeout(_ANSWER_S)
             with _short(folder) as path:
                 calling.connect(path)
+            pid = _peer(calling)
             calling.sendall(json.dumps(request).encode() + b"\n")
             with calling.makefile("rb") as lines:
                 line = lines.readline(_LONGEST_ANSWER_BYTES)
@@ -204,11 +210,34 @@ def ask(folder: Path, request: Mapping[str, Any], whom: str = "the edlrun", hint
                 f"been done; look before you ask again; {hint}"
             )
         said = json.loads(line)
+    except TimeoutError as error:
+        raise PlatformError(f"asked {whom} of {folder}, {_silence(pid)}") from error
     except (OSError, ValueError) as error:
         raise PlatformError(f"asked {whom} of {folder}, which did not answer: {error}; {hint}") from error
     if not isinstance(said, dict):
         raise PlatformError(f"asked {whom} of {folder}, which answered {show(said)}; expected a JSON object")
     return said
+
+
+def _peer(connected: socket.socket) -> int:
+    """The process that listens at the other end; 0 if it is of another container."""
+    return int(_CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0])
+
+
+def _silence(pid: int) -> str:
+    """What a process has not done that took a request and gave no answer, and what to do about it."""
+    silent = f"which has not answered within {_ANSWER_S:g} s"
+    if not pid:
+        return f"{silent}: it is busy or hangs; look before you ask again: what was asked for may be done later"
+    if is_stopped(pid):
+        return (
+            f"process {pid}, {silent}: it was stopped (SIGSTOP, or a debugger); let it go on with 'kill -CONT {pid}', "
+            "and look before you ask again: what was asked for may be done then"
+        )
+    return (
+        f"process {pid}, {silent}: it is busy or hangs; look at it with 'ps -p {pid} -o stat,time,args', and look "
+        "before you ask again: what was asked for may be done later"
+    )
 
 
 @contextlib.contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +59,16 @@ def test_show_prints_the_last_output_of_a_job_that_failed(fleet: Callable[..., R
         assert "line 29" not in fleet("show", "one", job=job).output
 
 
+def test_show_prints_a_command_that_a_shell_reads_as_it_was_given(fleet: Callable[..., Result]) -> None:
+    words = ("printf", "%s|", "two  words", "[red]", ":bug:", "$HOME", "it's", "a\x1b[2Kb\n\\c", "", "é" * 300)
+    job = replace(FAILED, spec=replace(FAILED.spec, command=words))
+    line = re.search(r"^command +(.*)$", fleet("show", "one", job=job).output, re.MULTILINE)
+    assert line is not None
+    assert line[1].isprintable(), "the cursor of the terminal stays where it is"
+    read = subprocess.run(["bash", "-c", line[1]], capture_output=True, text=True, check=True).stdout
+    assert read == "".join(f"{word}|" for word in words[2:])
+
+
 def test_a_job_that_failed_and_printed_nothing_is_shown_without_output(fleet: Callable[..., Result]) -> None:
     done = fleet("show", "one")
     assert (done.exit_code, "its last output" in done.output) == (0, False)
@@ -77,6 +89,50 @@ def test_flags_that_no_shell_reads_are_refused_by_name(fleet: Callable[..., Resu
         'error: --edlrun "\'x" is not usable: No closing quotation; expected flags as a shell reads them, e.g. '
         "'--drain-lead 30'\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--bogus", "No such option"),
+        ("--verbose --bogus=3", "See 'edlrun --help'"),
+        ("--drain-lead soon", "--drain-lead 'soon' cannot be used; expected a time of at least 0 s, e.g. '30' or"),
+        ("--spares x --ssh-port 0", "expected a whole number, at least 0; --ssh-port '0' cannot be used"),
+        ("--record", "Option '--record' requires an argument"),
+        ("--record nowhere/x", "--record 'nowhere/x' would be in"),
+        ("--verbose=3", "'--verbose' does not take a value"),
+        ("--mpi", "--mpi is not for edlrun"),
+        ("--drain-lead 3 more", "'more' is no flag; expected flags of edlrun alone"),
+        ("--help", "--help and --version start no job; leave them out"),
+        ("-v", "--help and --version start no job; leave them out"),
+        ("--max-np=3", "the fleet gives --max-np itself; leave it out"),
+        ("--agents-port 0 --token-file t", "the fleet gives the hosts itself; leave --agents-port out"),
+        ("--leave-before 3 --drain-lead 4", "--leave-before and --drain-lead are one flag; keep --drain-lead alone"),
+    ],
+)
+def test_a_flag_that_edlrun_refuses_is_refused_before_the_job_is_submitted(
+    flags: str, problem: str, fleet: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_command, "submit_job", lambda state_dir, spec: pytest.fail("it was submitted"))
+    done = fleet("submit", "--name", "two", f"--edlrun={flags}", "--", "true")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: --edlrun {flags!r} is not usable: ")
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--drain-lead 30", "--spares 2 --take-over", "--blacklist-cooldown-range 3 9", "--leave-before 3"]
+)
+def test_flags_that_edlrun_takes_are_submitted_as_they_were_given(
+    flags: str, fleet: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs: list[JobSpec] = []
+    monkeypatch.setattr(fleet_command, "submit_job", lambda state_dir, spec: specs.append(spec))
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "never")  # the daemon may have another
+    done = fleet("submit", "--name", "two", f"--edlrun={flags}", "--", "true")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert [spec.flags for spec in specs] == [tuple(flags.split())]
 
 
 @pytest.mark.parametrize("text", ["abc", "5 steps", "1 epoch", "0", "-3s"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from edl_hvd.cli.fleet_page import FleetPage
 from edl_hvd.cli.formatting import duration
 from edl_hvd.cli.metrics_text import job_metrics
+from edl_hvd.discovery.watch import SourceTrouble
 from edl_hvd.driver.measurements import WorkStatus
 from edl_hvd.driver.status import Status, TrainingProgress, WorkerStatus
 from edl_hvd.fleet.messages import FleetView, JobProgress, JobRow
@@ -43,6 +45,14 @@ def samples(document: Document) -> dict[str, float]:
 
 
 CLAIM = HeldClaim("web", 2, 1000, 50.0, granted=(HostSlots("b", 2),), whole_s=1.5)
+
+
+def test_the_page_shows_why_the_hosts_are_those_known_before():
+    page = FleetPage()
+    page.update(replace(view(10.0), trouble=SourceTrouble("hosts line 2: <b> is no host", 75.0)))
+    assert " (1:15 min ago): hosts line 2: &lt;b&gt; is no host</p>" in page.html().text
+    page.update(view(11.0))
+    assert "known before" not in page.html().text
 
 
 def test_the_page_shows_jobs_claims_and_slots_over_time():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from edl_hvd.cli.fleet import OWN_FLAGS, check_flags
+from edl_hvd.cli.fleet import OWN_FLAGS, read_flags
 from edl_hvd.errors import UsageError
 from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import decide, read_request, what_if
@@ -219,10 +219,12 @@ def test_agreements_name_the_next_step():
     assert reply == Agreed("one saves a checkpoint and stops; go on with: edl-hvd fleet resume one")
 
 
-@pytest.mark.parametrize("flag", OWN_FLAGS)
+@pytest.mark.parametrize(
+    "flag", [*OWN_FLAGS, "-n", "--num-proc", "--min-num-proc", "--max-num-proc=", "-H", "-hostfile"]
+)
 def test_flags_that_the_fleet_gives_itself_are_refused(flag):
     with pytest.raises(UsageError, match="the fleet gives"):
-        check_flags(["--drain-lead", "3", flag, "x"])
+        read_flags(f"--drain-lead 3 {flag} x")
 
 
 @pytest.mark.parametrize(

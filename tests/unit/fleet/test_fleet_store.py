@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
+from dataclasses import replace
 
 import pytest
 from fleet_world import World
 
 from edl_hvd.errors import StorageError, UsageError
 from edl_hvd.fleet import events
-from edl_hvd.fleet.events import Tell
+from edl_hvd.fleet import store as store_module
+from edl_hvd.fleet.events import Tell, event_as_json
 from edl_hvd.fleet.replay import decide_again
 from edl_hvd.fleet.state import Fleet, FleetRules, JobSpec
-from edl_hvd.fleet.store import FILE, FleetStore, read_fleet_history
+from edl_hvd.fleet.store import FILE, FleetEntry, FleetStore, read_fleet_history
 from edl_hvd.fleet.turn import turn
 from edl_hvd.hosts import HostSlots
 from edl_hvd.planning.values import QueueRule
@@ -21,10 +24,10 @@ from edl_hvd.planning.values import QueueRule
 HOSTS = (HostSlots("a", 2), HostSlots("b", 2))
 
 
-def lived(seed: int) -> World:
+def lived(seed: int, steps: int = 25) -> World:
     world = World(seed, HOSTS)
     world.happen(events.RulesGiven(FleetRules((QueueRule("vision", 2.0, 3),), favour_short=0.5)))
-    for _ in range(25):
+    for _ in range(steps):
         world.anything()
         world.pass_time()
     return world
@@ -48,6 +51,66 @@ def test_a_fleet_reads_as_it_was_kept_after_every_event(tmp_path, seed):
     decisions = list(decide_again(read_fleet_history(tmp_path)))
     assert not any(decision.differs for decision in decisions)
     assert decisions[-1].fleet == fleet
+
+
+def history_bytes(store: FleetStore) -> int:
+    return int(store._file.execute("SELECT total(length(event) + length(actions)) FROM history").fetchone()[0])
+
+
+def tells_of(entry: FleetEntry, job: str) -> bool:
+    about = {action.about for action in entry.actions if isinstance(action, Tell)}
+    return job in about or entry.event == events.JobDeleted(job)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_a_history_has_a_bound_and_is_decided_again_from_the_oldest_that_is_kept(tmp_path, monkeypatch, seed):
+    most = 20_000
+    monkeypatch.setattr(store_module, "HISTORY_BYTES", most)
+    store, fleet, largest, told = FleetStore(tmp_path), Fleet(), 0, []
+    lines = lived(seed, 200).history
+    for number, (at_s, event, _) in enumerate(lines):
+        after, actions = turn(fleet, event, at_s)
+        store.keep(fleet, after, at_s, 1e9 + at_s, event, actions)
+        fleet = after
+        told.append((at_s, event, actions))
+        largest = max(largest, len(json.dumps(event_as_json(event))) + sum(map(len, map(str, actions))) * 2)
+        assert history_bytes(store) <= most + 2 * largest
+        if number % 101 == 0:
+            entries = list(read_fleet_history(tmp_path))
+            assert [(entry.at_s, entry.event, entry.actions) for entry in entries] == told[-len(entries) :]
+            assert not any(decision.differs for decision in decide_again(entries))
+            for name in fleet.jobs:
+                of_job = list(read_fleet_history(tmp_path, name))
+                assert of_job == [replace(entry, before=None) for entry in entries if tells_of(entry, name)]
+        if number % 61 == 0:
+            store.close()
+            store = FleetStore(tmp_path)
+    kept = store.read().fleet
+    assert kept == fleet
+    assert list(kept.jobs) == list(fleet.jobs), "in the order in which they were submitted"
+    decisions = list(decide_again(read_fleet_history(tmp_path)))
+    assert len(decisions) < len(lines), "something was removed"
+    assert history_bytes(store) > most / 4, "and not more than needed"
+    assert decisions[-1].fleet == fleet
+    store.close()
+
+
+def test_a_history_that_grew_before_it_had_a_bound_gets_one(tmp_path, monkeypatch):
+    store, fleet, lines = FleetStore(tmp_path), Fleet(), lived(5, 200).history
+    for number, (at_s, event, _) in enumerate(lines):
+        if number == len(lines) // 2:
+            assert history_bytes(store) > 50_000
+            store.close()
+            monkeypatch.setattr(store_module, "HISTORY_BYTES", 10_000)
+            store = FleetStore(tmp_path)
+        after, actions = turn(fleet, event, at_s)
+        store.keep(fleet, after, at_s, 1e9 + at_s, event, actions)
+        fleet = after
+    assert history_bytes(store) < 20_000
+    decisions = list(decide_again(read_fleet_history(tmp_path)))
+    assert not any(decision.differs for decision in decisions)
+    assert decisions[-1].fleet == store.read().fleet == fleet
+    store.close()
 
 
 def test_what_was_not_kept_as_a_whole_was_not_kept(tmp_path):

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from edl_hvd.cli.edlrun import read_command_line
 from edl_hvd.cli.main import commands
 from edl_hvd.fleet.store import FleetStore
+from edl_hvd.json_values import show
 from edl_hvd.kubernetes.parsing import read_job
 from edl_hvd.kubernetes.pods import launcher_manifest
 from edl_hvd.kubernetes.snapshot import GPU
@@ -118,6 +119,44 @@ def test_a_script_that_begins_with_a_digit_gives_a_name_that_does_not() -> None:
     assert made["metadata"]["name"] == "job-3d-unet"
 
 
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "i", "user/i", "i:1.0_a-B", f"i@{DIGEST}", f"r.io:5000/a/b-c__d.e/f:v1@{DIGEST}", "localhost/i",
+        "localhost:5000/i", "[fd00::1]:5000/i", "Registry.Example/i", "EXAMPLE/i", "a--b/c---d", f"i:{'t' * 128}",
+        f"i@sha512:{'ab' * 64}", "127.0.0.1:80/a", "r.io:5000", f"r.io/{'a' * 255}",
+    ],
+)  # fmt: skip
+def test_an_image_that_kubernetes_can_pull_is_taken(image: str) -> None:
+    made = yaml.safe_load(said(shlex.join(["--kubernetes", "--image", image, "--dry-run", "train.py"])))
+    assert made["spec"]["workers"]["template"]["spec"]["containers"][0]["image"] == image
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "I", "user/Image", " i", "i ", "i:", ":1", "i:.a", "i:a:b", f"i:{'t' * 129}", "i@", "i@sha256:abc", "a//b",
+        "/i", "i/", "-a", "a-", "a._b", "a___b", "r.io:port/i", "https://r.io/i", f"i@{DIGEST[:-1]}", "0a" * 32,
+        f"i@{DIGEST.upper()}", f"i@{DIGEST}:1", f"i@md5:{'ab' * 16}", "i\n", "-r.io/i", "é",
+        f"r.io/{'a' * 256}",
+    ],
+)  # fmt: skip
+def test_an_image_that_no_kubelet_can_name_is_refused(image: str) -> None:
+    output = said(shlex.join(["--kubernetes", f"--image={image}", "--dry-run", "train.py"]), code=2)
+    assert output.startswith(f"error: --image {show(image)} is no reference of an image; expected ")
+    assert output.count("\n") == 1
+
+
+def test_every_name_that_kubernetes_would_refuse_is_a_line() -> None:
+    output = said("--kubernetes --image I -n N --priority P --dry-run train.py", code=2)
+    assert [line.split()[:3] for line in output.splitlines()] == [
+        ["error:", "--namespace", "'N'"], ["error:", "--priority", "'P'"], ["error:", "--image", "'I'"]
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -133,6 +172,14 @@ def test_a_script_that_begins_with_a_digit_gives_a_name_that_does_not() -> None:
         (f"--kubernetes --image i --name {'a' * 51} train.py", "expected 50 at most; choose another --name"),
         ("--kubernetes --image i --checkpoint runs/c train.py", "goes with the pod"),
         ("--kubernetes --image i --checkpoint file:///runs/c train.py", "goes with the pod"),
+        ("--kubernetes --image i -n Vision --dry-run train.py", "--namespace 'Vision' is no DNS label (RFC 1123)"),
+        ("--kubernetes --image i -n a.b --dry-run train.py", "--namespace 'a.b' is no DNS label (RFC 1123)"),
+        (f"--kubernetes --image i -n {'a' * 64} train.py", "expected 1 to 63 small letters, digits and '-'"),
+        ("--kubernetes --image i --priority high_1 train.py", "--priority 'high_1' is no DNS subdomain (RFC 1123)"),
+        (f"--kubernetes --image i --priority {'a' * 254} train.py", "expected 1 to 253 small letters, digits"),
+        ("--kubernetes --image i --priority a..b train.py", "--priority 'a..b' is no DNS subdomain"),
+        ("--kubernetes --image user/Image train.py", "--image 'user/Image' is no reference of an image"),
+        ("--kubernetes --image 'i:' --dry-run train.py", "--image 'i:' is no reference of an image"),
         ("--kubernetes --here --image i train.py", "expected one of them"),
         ("--here --gpus 2 train.py", "use it with --kubernetes"),
         ("--here --priority 2 train.py", "use it with --fleet DIR or --kubernetes"),
