@@ -1,19 +1,24 @@
-"""MPIJobs that share nodes with training jobs; their pods are made here, by number, as the mpi-operator makes them."""
+"""MPIJobs that share nodes with training jobs; the mpi-operator makes their pods, or a stand-in by their numbers."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cluster import Cluster, wait_for
 from operator_run import Run, job
 
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError
 
+ASSETS = Path(os.environ.get("KUBEBUILDER_ASSETS", ""))
 PATH = "/apis/kubeflow.org/v2beta1"
 CRD = {
     "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -32,14 +37,20 @@ CRD = {
 def mpijob(name: str, replicas: int, least: object, most: object) -> dict[str, Any]:
     container = {"name": "worker", "image": "horovod", "resources": {"requests": {"cpu": "1"}}}
     template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}
+    launcher = {"spec": {"containers": [{"name": "launcher", "image": "horovod"}]}}
     notes = {"edl-hvd.dev/min-workers": str(least), "edl-hvd.dev/max-workers": str(most)}
     return {
         "apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {"name": name, "annotations": notes},
-        "spec": {"mpiReplicaSpecs": {"Worker": {"replicas": replicas, "template": template}}},
+        "spec": {
+            "mpiReplicaSpecs": {
+                "Launcher": {"replicas": 1, "template": launcher},
+                "Worker": {"replicas": replicas, "template": template},
+            }
+        },
     }  # fmt: skip
 
 
-class MpiOperator:
+class StandIn:
     """Makes the workers of MPIJobs, and deletes those whose number is not below the replicas."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
@@ -74,23 +85,47 @@ class MpiOperator:
                 with suppress(ObjectMissingError):
                     self.api.delete(f"{folder}/{name}", pod["metadata"]["uid"], None)
 
+    def stop(self) -> None:
+        self.ending.set()
+        self.thread.join(60)
 
-@pytest.fixture
-def with_mpijobs(cluster: Cluster) -> Iterator[None]:
+
+class RealOne:
+    """Kubeflow's mpi-operator, as a process."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        log = open(cluster.folder / "mpi-operator.log", "wb")  # noqa: SIM115
+        words = ("-kubeConfig", cluster.folder / "admin.json", "-namespace", namespace, "-lock-namespace", namespace)
+        self.process = subprocess.Popen([ASSETS / "mpi-operator", *words], stdout=log, stderr=log)
+        log.close()
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait(60)
+
+
+@pytest.fixture(params=[StandIn, RealOne], ids=["stand-in", "mpi-operator"])
+def mpi_operator(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[type[StandIn | RealOne]]:
+    definition = CRD
+    if request.param is RealOne:
+        lacking = [name for name in ("mpi-operator", "mpijobs.yaml") if not (ASSETS / name).is_file()]
+        if lacking:
+            pytest.skip(f"no {' and '.join(lacking)}; docs/testing.md says how to make them")
+        definition = yaml.safe_load((ASSETS / "mpijobs.yaml").read_text())
     rights = (files("edl_hvd.kubernetes") / "manifests" / "mpijobs.yaml").read_text(encoding="utf-8")
     cluster.kubectl("apply", "-f", "-", stdin=rights)
-    cluster.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD)
+    cluster.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
     cluster.kubectl("wait", "--for=condition=Established", "crd/mpijobs.kubeflow.org", "--timeout=180s")
-    yield
-    cluster.kubectl("delete", "crd", "mpijobs.kubeflow.org", "--wait=false")
+    yield request.param
+    cluster.kubectl("delete", "crd", "mpijobs.kubeflow.org")
     cluster.kubectl("delete", "-f", "-", stdin=rights)
 
 
 def test_an_mpijob_gives_room_to_a_training_job_and_gets_it_back(
-    with_mpijobs: None, cluster: Cluster, make_run: Callable[..., Run]
+    mpi_operator: type[StandIn | RealOne], cluster: Cluster, make_run: Callable[..., Run]
 ) -> None:
     run = make_run({"a": 2, "b": 3}, has_operator=False)
-    mpi_operator = MpiOperator(cluster, run.namespace)
+    operator = mpi_operator(cluster, run.namespace)
     try:
         run.apply(mpijob("old", 1, 1, 4), mpijob("alone", 1, 1, 1), mpijob("bad", 0, 3, 2))
         run.kubectl("annotate", "mpijob/alone", "edl-hvd.dev/min-workers-", "edl-hvd.dev/max-workers-")
@@ -99,7 +134,7 @@ def test_an_mpijob_gives_room_to_a_training_job_and_gets_it_back(
         def running() -> int:
             pods = cluster.api.list(f"/api/v1/namespaces/{run.namespace}/pods")
             return sum(
-                pod["metadata"]["name"].startswith("old-") and pod["status"].get("phase") == "Running"
+                pod["metadata"]["name"].startswith("old-worker-") and pod["status"].get("phase") == "Running"
                 and "deletionTimestamp" not in pod["metadata"] for pod in pods
             )  # fmt: skip
 
@@ -122,6 +157,5 @@ def test_an_mpijob_gives_room_to_a_training_job_and_gets_it_back(
         found = cluster.api.get(f"{PATH}/namespaces/{run.namespace}/mpijobs/old")["metadata"]["annotations"]
         assert {"edl-hvd.dev/resized-at", "edl-hvd.dev/why"} <= found.keys()
     finally:
-        mpi_operator.ending.set()
-        mpi_operator.thread.join(60)
+        operator.stop()
         run.kubectl("delete", "mpijob", "--all", "--wait=false", check=False)
