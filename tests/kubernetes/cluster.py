@@ -114,9 +114,15 @@ class Cluster:
         command = [sys.executable, "-m", "edl_hvd.cli.main", "operator", "--manifests"]
         manifests = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         self.kubectl("apply", "-f", "-", stdin=manifests)
-        self.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.edl-hvd.dev", "--timeout=180s")
+        self.wait_established("trainingjobs.edl-hvd.dev")
         self.kubectl("-n", "edl-hvd", "scale", "deployment/operator", "--replicas", "0")
         self.config(self.account_token("edl-hvd", "operator"), "operator.json")
+
+    def wait_established(self, name: str) -> None:
+        """Wait for a definition of resources; ``kubectl wait`` fails where it has no conditions yet."""
+        path = '{.status.conditions[?(@.type=="Established")].status}'
+        words = ("get", "crd", name, "-o", f"jsonpath={path}")
+        wait_for(name, lambda: self.kubectl(*words, check=False) == "True")
 
     def account_token(self, namespace: str, account: str) -> str:
         """A token of a service account, for a day."""
