@@ -339,4 +339,5 @@ def read_pod(item: Mapping[str, Any]) -> SeenPod:
         words=words,
         finished_s=epoch_s(end.get("finishedAt")),
         group=_read_group(labels, notes),
+        gates=tuple(one["name"] for one in spec.get("schedulingGates") or []),
     )  # fmt: skip

@@ -275,6 +275,7 @@ class SeenPod:
         words: What is known about its end.
         finished_s: When that was.
         group: Pod group of Kueue that it belongs to; ``None``: none.
+        gates: Scheduling gates that hold it.
     """
 
     namespace: str
@@ -300,6 +301,7 @@ class SeenPod:
     words: str = ""
     finished_s: float | None = None
     group: PodGroup | None = None
+    gates: tuple[str, ...] = ()
 
     @property
     def is_over(self) -> bool:

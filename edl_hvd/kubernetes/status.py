@@ -16,6 +16,7 @@ from edl_hvd.kubernetes.parsing import epoch_s
 from edl_hvd.kubernetes.snapshot import JOB_LABEL, ROLE_LABEL, WORKER, SeenGuest, SeenJob, SeenPod, TrainingJobSpec
 from edl_hvd.planning.values import Curve, WaitReason
 from edl_hvd.timings import SHARED_TIMINGS, Timing, pooled, read_timings
+from edl_hvd.values import count
 
 _LONGEST_SENTENCE = 900
 # Of an event's message Kubernetes takes 1024 characters.
@@ -133,6 +134,7 @@ class JobState:
         job: The job.
         placed: Workers that it shall have on each node.
         running: Workers that run.
+        held: Number of workers that each scheduling gate holds, by its name.
         launcher: Its launcher, if there is one.
         why: Why it has what it has.
         reason: Why it has nothing; ``None`` if it has something, or asks for nothing.
@@ -147,6 +149,7 @@ class JobState:
     job: SeenJob
     placed: tuple[HostSlots, ...]
     running: int
+    held: Mapping[str, int]
     launcher: SeenPod | None
     why: str
     reason: WaitReason | None
@@ -252,7 +255,7 @@ def _phase(state: JobState, is_accepted: bool) -> str:
 def _conditions(state: JobState, phase: str) -> dict[str, _Condition]:
     """The conditions of a job in this phase, by kind, without that of its acceptance."""
     spec = state.job.spec
-    found = {"Running": _Condition(phase == "Training", phase, f"{state.running} workers run")}
+    found = {"Running": _Condition(phase == "Training", phase, f"{count(state.running, 'worker')} run")}
     if phase == "Complete":
         found["Complete"] = _Condition(True, "TrainingComplete", "training is complete")
     if phase == "Failed":
@@ -272,7 +275,9 @@ def _conditions(state: JobState, phase: str) -> dict[str, _Condition]:
     found["Admitted"] = _Condition(has_floor, "Floor" if has_floor else waits, state.why or "it asks for no workers")
     is_changing = state.desired != state.running
     change = "Growing" if state.desired > state.running else "Shrinking"
-    text = f"{state.running} of {state.desired} workers run"
+    text = f"{state.running} of {count(state.desired, 'worker')} run"
+    for gate, held in sorted(state.held.items()):
+        text += f"; the scheduling gate {gate} holds {held}"
     found["Resizing"] = _Condition(is_changing, change if is_changing else "Settled", text)
     return found
 
@@ -363,7 +368,7 @@ def events_of(job: SeenJob, status: Mapping[str, Any], now_s: float) -> list[dic
     had = (job.status.get("workers") or {}).get("desired", 0)
     has = status["workers"]["desired"]
     if had != has:
-        text = f"{had} → {has} workers: {status['why']}"
+        text = f"{had} → {count(has, 'worker')}: {status['why']}"
         found.append(_event(job, "Grown" if has > had else "Shrunk", text, False, now_s))
     return found
 
@@ -371,7 +376,7 @@ def events_of(job: SeenJob, status: Mapping[str, Any], now_s: float) -> list[dic
 def resize_event(guest: SeenGuest, replicas: int, why: str, now_s: float) -> dict[str, Any]:
     """The event that an MPIJob gets another number of workers."""
     reason = "Grown" if replicas > guest.replicas else "Shrunk"
-    return _event(guest, reason, f"{guest.replicas} → {replicas} workers: {why}", False, now_s)
+    return _event(guest, reason, f"{guest.replicas} → {count(replicas, 'worker')}: {why}", False, now_s)
 
 
 def refusal_event(job: SeenJob | SeenGuest, text: str, now_s: float) -> dict[str, Any]:

@@ -391,6 +391,7 @@ class _Turn:
                 job,
                 placed=placed,
                 running=sum(pod.phase == "Running" for pod in pods.alive),
+                held=Counter(gate for pod in pods.alive for gate in pod.gates),
                 launcher=launcher,
                 why=share.why if share is not None else waits.why if waits is not None else "",
                 reason=waits.reason if waits is not None else None,

@@ -33,6 +33,8 @@ def test_the_minimum_is_admitted_as_a_whole_and_the_rest_one_by_one(kueue: Kueue
     kueue.queue("research", cpu=3)
     wait_for("the minimum and one more", lambda: run.running() == 3)
     assert gated(run) == 1
+    held = "3 of 4 workers run; the scheduling gate kueue.x-k8s.io/admission holds 1"
+    wait_for("the reason", lambda: held in run.kubectl("describe", "tj/resnet"))
     before = run.running_uids()
     kueue.queue("research", cpu=4)
     run.wait_running(4)

@@ -475,6 +475,16 @@ def test_a_lost_worker_is_replaced_in_its_group_once_kueue_counts_it_no_more() -
     assert groups(world) == [first, first]
 
 
+def test_workers_that_a_scheduling_gate_holds_are_told_in_the_status() -> None:
+    world = queued_world(2, 2, {"a": 4})
+    lost = world.pods["job-worker-0"]
+    world.pods[lost.name] = replace(lost, phase="Pending", is_bound=False, gates=("kueue.x-k8s.io/admission",))
+    for action in world.decide():
+        world.do(action)
+    [resizing] = [one for one in world.items["job"]["status"]["conditions"] if one["type"] == "Resizing"]
+    assert resizing["message"] == "1 of 2 workers run; the scheduling gate kueue.x-k8s.io/admission holds 1"
+
+
 def test_a_worker_that_succeeded_keeps_its_place_in_the_group_and_another_is_taken_alone() -> None:
     world = queued_world(2, 2, {"a": 4})
     lost = world.pods["job-worker-0"]

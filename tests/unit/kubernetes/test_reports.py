@@ -130,7 +130,7 @@ def state(status: dict[str, Any] | None = None, report: JobReport | None = REPOR
     spec = {"workers": {"min": 1, "max": 4, "template": {"spec": {"containers": [container]}}}}
     meta = {"name": "job", "namespace": "n", "uid": "uid-job", "resourceVersion": "1"}
     job = read_job({"metadata": meta, "spec": spec, "status": status or {}})
-    base = JobState(job, (), 1, None, "", None, False, False, RunCount(), True, "", report)
+    base = JobState(job, (), 1, {}, None, "", None, False, False, RunCount(), True, "", report)
     return replace(base, **more)
 
 
