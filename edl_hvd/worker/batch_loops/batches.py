@@ -65,7 +65,7 @@ class EpochLoop:
     @classmethod
     def of(cls, runtime: Runtime, loader: Any, call: str) -> EpochLoop:
         process.refuse_broken_world()
-        runtime.reruns.begin_batches()
+        runtime.reruns.begin_batches(getattr(loader, "dataset", None))
         sampler = sampler_of(runtime.store, loader, call)
         reduction = runtime.store.reduction
         if reduction is None:
