@@ -27,6 +27,7 @@ _MOST_BYTES, _MOST_ITEMS, _MOST_VALUES, _DEEPEST = 1 << 24, 1 << 17, 100, 3
 _READERS = ("__getitem__", "__getitems__", "__len__", "__iter__")
 _MAKERS = ("__init__", "__post_init__", "__setstate__")
 _NUMBERS = (int, float, numpy.number)
+_found_by_class: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,12 @@ class DataSetValues:
     def end_function(self) -> None:
         """The function has been left, and is going to run again in another world."""
         with contextlib.suppress(Exception):
-            self._warn_of_lost(self._changed(self._read, self._present()).keys())
+            changed = self._changed(self._read, self._present())
+            # The next top may set them again, as it does numbers that are others while the script validates.
+            again = {
+                path for path, value in changed.items() if not value.is_array or _key(path) in self._set_before_loop
+            }
+            self._warn_of_lost(changed.keys() - again - self._set_at_top)
         self.begin_function()
 
     def _present(self) -> dict[str, _Value]:
@@ -126,10 +132,11 @@ class DataSetValues:
 
     def _warn_of_lost(self, paths: Iterable[str]) -> None:
         """Warn of what has been set behind the loop, unless it is from State and the top sets it as well."""
-        kept, present = kept_by(self._store), self._present()
+        lost = sorted(paths)
+        kept, present = kept_by(self._store), self._present() if lost else {}
         names = [
             path
-            for path in sorted(paths)
+            for path in lost
             if path in present and not (present[path].identity in kept and _key(path) in self._set_before_loop)
         ]
         if names:
@@ -256,6 +263,8 @@ def _checksum(value: Any) -> int | None:
 
 def _set_by_reading(kind: type) -> set[str]:
     """Return the attributes that a data set may set while samples are read, such as a cache."""
+    if kind in _found_by_class:
+        return _found_by_class[kind]
     members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
     methods = {name: member.__code__ for name, member in members.items() if isinstance(member, FunctionType)}
     reached, pending = set(), [name for name in _READERS if name in methods]
@@ -267,11 +276,23 @@ def _set_by_reading(kind: type) -> set[str]:
     names: set[str] = set()
     for name in reached:
         found = list(dis.get_instructions(methods[name]))
-        has_items_set = any(one.opname.startswith("STORE_S") for one in found)  # of a subscript or a slice
         names |= {
-            one.argval for one in found if one.opname == "STORE_ATTR" or (has_items_set and one.opname == "LOAD_ATTR")
+            one.argval
+            for number, one in enumerate(found)
+            if one.opname == "STORE_ATTR" or (one.opname == "LOAD_ATTR" and _is_written_into(found[number + 1 :]))
         }
+    _found_by_class[kind] = names
     return names
+
+
+def _is_written_into(later: Iterable[dis.Instruction]) -> bool:
+    """Whether an item of what was loaded is set, as in ``self.cache[int(place)] = sample``, and none is read."""
+    for one in later:
+        if one.opname.startswith("STORE") or one.opname.startswith("RETURN"):
+            return one.opname in ("STORE_SUBSCR", "STORE_SLICE")
+        if one.opname in ("BINARY_SUBSCR", "BINARY_SLICE") or (one.opname == "BINARY_OP" and one.argrepr == "[]"):
+            return False
+    return False
 
 
 def _set_before_loop(frames: Iterable[FrameType]) -> set[str]:

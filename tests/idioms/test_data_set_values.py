@@ -201,6 +201,52 @@ def test_what_each_top_sets_alike_or_state_keeps_is_not_named(script, fault: Fau
     assert said(script, fault) == set()
 
 
+@pytest.mark.parametrize("collective", range(18, 34))
+def test_a_number_that_is_another_while_the_script_validates_is_not_named(collective: int) -> None:
+    """Also where the world changes before the next top has set it again."""
+    script = script_of(top=of_the_epoch, behind=weaker_in_validation)
+    assert said(script, Fault(collective, worker=1, leaves=(1,))) == set()
+
+
+class Dictionaries(Dataset):
+    """Samples as dictionaries, as in many a tutorial of language models; the last ones stay in memory."""
+
+    def __init__(self, job: Job) -> None:
+        self.inputs, self.labels = job.inputs, job.target.tolist()
+        self.cache = torch.zeros(job.samples)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, place: int):
+        item = {"inputs": self.inputs[place]}
+        item["labels"] = torch.tensor(self.labels[place])
+        self.cache[int(place)] = 1.0
+        return item
+
+
+def test_labels_of_samples_that_are_dictionaries_are_named() -> None:
+    def script(job: Job):
+        model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+        dataset = Dictionaries(job)
+        loader = DataLoader(dataset, batch_sampler=loader.batch_sampler)
+
+        @edl_hvd.elastic
+        def train(state):
+            for _ in state.epochs(job.epochs):
+                for step in state.steps(loader):
+                    optimizer.zero_grad()
+                    for batch in step:
+                        F.cross_entropy(model(batch["inputs"]), batch["labels"]).backward()
+                    optimizer.step()
+                dataset.labels = model(job.inputs).argmax(1).tolist()
+
+        train(state)
+
+    [message] = said(script, None)
+    assert message.startswith("dataset.labels, of a data set that the loop reads, has been set anew behind the loop")
+
+
 def test_items_of_data_sets_inside_others_are_named() -> None:
     def script(job: Job):
         model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
