@@ -21,7 +21,10 @@ from edl_hvd.worker.script_locals import SeenValue, is_of_script, read_later, sc
 
 _METER = re.compile(r"Meter|Metric|Average|Accuracy|Counter")  # a class that sums up, also of a library
 _MOST_PARTS = 64  # of a list, a dictionary or an object, that are looked at
+_DEEPEST = 2  # dictionaries, lists and objects inside each other
 _NUMBERS = (int, float, numpy.number)
+_ITEMS = (*_NUMBERS, torch.Tensor, numpy.ndarray)
+_TRAINED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class LoopSums:
         return found
 
 
-def _parts_of(value: Any) -> Any:
+def _parts_of(value: Any, depth: int = 0) -> Any:
     """Return the numbers that a variable holds, by which two objects are compared; ``None`` where there are none."""
     if isinstance(value, _NUMBERS):
         return value
@@ -98,19 +101,37 @@ def _parts_of(value: Any) -> Any:
     if isinstance(value, numpy.ndarray):
         return value.tolist() if value.size <= _MOST_PARTS else None
     if isinstance(value, dict):
-        return _numbers(value) if len(value) <= _MOST_PARTS else None
-    if isinstance(value, (list, set)):
+        return _numbers(value, depth) if len(value) <= _MOST_PARTS else None
+    if isinstance(value, list):
+        inside = _numbers(dict(enumerate(value)), depth, but=_ITEMS) if len(value) <= _MOST_PARTS else {}
+        return [len(value), inside] if inside else len(value)
+    if isinstance(value, set):
         return len(value)
+    if not _is_meter(value):
+        return None
+    # What is inside these moves with the training, and State keeps it.
+    return _numbers(getattr(value, "__dict__", {}), _DEEPEST if isinstance(value, _TRAINED) else depth)
+
+
+def _is_meter(value: Any) -> bool:
+    """Whether an object may sum something up: one of the script, or of a class with such a name."""
     kind = type(value)
-    if (is_of_script(kind) or _METER.search(kind.__name__)) and not isinstance(value, type):
-        return _numbers(getattr(value, "__dict__", {}))
-    return None
+    return (is_of_script(kind) or bool(_METER.search(kind.__name__))) and not isinstance(value, type)
 
 
-def _numbers(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return those of some values that are numbers or tensors, with their numbers."""
-    return {
-        key: _parts_of(value)
-        for key, value in values.items()
-        if isinstance(value, (*_NUMBERS, torch.Tensor, numpy.ndarray)) and not isinstance(value, bool)
-    }
+def _numbers(values: Mapping[Any, Any], depth: int, but: tuple[type, ...] = ()) -> dict[Any, Any]:
+    """Return those of some values that are numbers or tensors, with their numbers, and meters and dictionaries of them.
+
+    Args:
+        values: Items of a dictionary or a list, or attributes of an object.
+        depth: Number of objects that these are inside of.
+        but: Classes that are left out, such as numbers and tensors of a list, which grows.
+    """
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, _ITEMS):
+            if not isinstance(value, (bool, *but)):
+                found[key] = _parts_of(value)
+        elif depth < _DEEPEST and (isinstance(value, (dict, list)) or _is_meter(value)):
+            found[key] = _parts_of(value, depth + 1)
+    return found

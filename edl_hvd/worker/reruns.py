@@ -12,6 +12,7 @@ from typing import Any
 from edl_hvd.worker.commits.epoch_top import EpochTop, TopChanges
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import numeric_options
+from edl_hvd.worker.data_sets import DataSetValues
 from edl_hvd.worker.loop_sums import BegunVariable, LoopSums
 from edl_hvd.worker.script_locals import ScriptLocals
 from edl_hvd.worker.script_objects import ScriptObjects
@@ -48,6 +49,7 @@ class FunctionReruns:
         self._ended: dict[str, dict[str, BegunVariable]] = {}
         self._has_named: set[str] = set()  # local variables of the function that begin anew
         self._has_looked = False  # at these objects, when the first epoch was over
+        self._data_sets = DataSetValues(store, warn_once)
 
     def begin_function(self) -> None:
         """The elastic function is about to run, for the first time or again."""
@@ -55,6 +57,7 @@ class FunctionReruns:
         self._is_first_epoch = True
         self._locals = self._objects = None
         self._has_looked = False
+        self._data_sets.begin_function()
         self._loop_count, self._copies = 0, set()
         self.leave_epochs()
         for optimizer in self._optimizers:
@@ -99,6 +102,7 @@ class FunctionReruns:
         self._warn_of_options()
         self._warn_of_memories()
         self._mark_script()
+        self._data_sets.begin_epoch()
         # A later epoch of the same run has not been interrupted: its top runs for the first time, or as the script
         # wants it.
         is_continued = self._is_continued = is_begun and self._is_first_epoch
@@ -111,9 +115,17 @@ class FunctionReruns:
         else:
             self._store.note_generators()
 
-    def begin_batches(self) -> None:
-        """A loop over batches begins: what the top of an epoch that is continued has changed again is restored."""
+    def begin_batches(self, data_set: Any = None) -> None:
+        """A loop over batches begins: what the top of an epoch that is continued has changed again is restored.
+
+        Args:
+            data_set: Data set of its loader; ``None`` where it has none.
+        """
         self._mark_script()
+        self._restore_top()
+        self._data_sets.begin_batches(data_set, self._store.epoch, self._is_continued)
+
+    def _restore_top(self) -> None:
         self._begin_sums("an epoch", self._is_continued, "at its top", "of the epoch")
         self._before_loop = None
         top, self._top = self._top, None
@@ -197,6 +209,7 @@ class FunctionReruns:
             self._end_sums(loop)
         if is_over or before is None or objects is None:
             return
+        self._data_sets.end_function()
         names = before.lost()
         self._has_named.update(names)
         if names:

@@ -136,7 +136,7 @@ class ScriptObjects:
         self._names: dict[type, set[str]] = {}
         self._codes: list[_Code] = []
         with contextlib.suppress(Exception):  # a script may hold anything, and this is no more than advice
-            reached = _Reached(_kept_by(store), self._codes)
+            reached = _Reached(kept_by(store), self._codes)
             reached.follow(frames[::-1])
             self._mark(reached.objects)
             self._mark_modules(reached.modules)
@@ -179,7 +179,7 @@ class ScriptObjects:
         return sorted(set(found))
 
     def _moved_in_modules(self) -> Iterator[str]:
-        kept = _kept_by(self._store)
+        kept = kept_by(self._store)
         for number in self._modules:
             owner = number.owner()
             if owner is not None and id(owner) not in kept:
@@ -201,7 +201,7 @@ class ScriptObjects:
         return sorted(set(found))
 
     def _lost(self) -> Iterator[str]:
-        kept = _kept_by(self._store)
+        kept = kept_by(self._store)
         for number in self._numbers:
             owner = number.owner()
             if owner is None or id(owner) in kept or _ONLY_SHOWN.search(type(owner).__name__):
@@ -220,7 +220,7 @@ class ScriptObjects:
                 yield code
 
 
-def _kept_by(store: StateStore) -> set[int]:
+def kept_by(store: StateStore) -> set[int]:
     """Return the identities of all objects that State keeps, and of their parts."""
     given = [*store.attributes.values(), *(handler.value for handler in store.handlers.values())]
     kept = {id(value) for value in given}

@@ -44,7 +44,7 @@ micro-batch, and what belongs to a step, such as `optimizer.step()`, acts in the
 Take the flat form for one `backward()` and one `step()`, and the form over steps for everything beyond; the flat form \
 refuses what it can tell that it would get wrong.
 
-Six rules, for both forms:
+Seven rules, for both forms:
 
 - **Every worker runs the same script.** What trains (`step()`, schedulers, averages, what is kept in `state`) must \
 not stand under `if edl_hvd.rank() == 0:`; printing and writing files belong there, and behind the loop over a step.
@@ -72,8 +72,12 @@ from a file.
 options of optimizers are only warned of.
   A copy of the weights that it takes there (`ref = [p.clone() for p in model.parameters()]`), or at the top of an \
 epoch (`old = copy.deepcopy(model)`), is taken again from weights in mid-training, and a warning names it.
-  What else it computes from weights there, such as pseudo-labels, is computed again, too, and nothing is said: \
-compute it before the function, or keep it in `State`.
+  What else it computes from weights there is computed again, too: compute it before the function, or keep it in \
+`State`.
+  Nothing is said of that, unless it is set on the data set of a loader, such as pseudo-labels.
+- **What the training sets on a data set belongs into `State`,** such as the samples that a curriculum keeps: a worker \
+that joins has made its data set itself.
+  A warning names values of a loader's data set that are set behind the loop over batches.
   What stands between two loops over epochs is put back, too, without a warning, unless it commits or evaluates.
 
 Each of these is [tested](testing.md) against plain PyTorch with the whole batch in one process.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import defaultdict, deque
 
 import pytest
 import torch
@@ -86,6 +87,68 @@ def in_a_function(job: Job) -> None:
     def train(state):
         for _ in state.epochs(job.epochs):
             train_epoch(state)
+
+    train(state)
+
+
+class SmoothedValue:
+    """As in torchvision's references."""
+
+    def __init__(self) -> None:
+        self.recent: deque = deque(maxlen=20)
+        self.total, self.count = 0.0, 0
+
+    def update(self, value: float) -> None:
+        self.recent.append(value)
+        self.total, self.count = self.total + value, self.count + 1
+
+
+class MetricLogger:
+    """As in torchvision's references."""
+
+    def __init__(self) -> None:
+        self.meters: dict = defaultdict(SmoothedValue)
+
+    def update(self, **values: float) -> None:
+        for name, value in values.items():
+            self.meters[name].update(value)
+
+
+def of_meters(job: Job) -> None:
+    """Dictionaries and lists of meters, made at the top of each epoch."""
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            meters = {"loss": AverageMeter("Loss"), "top1": AverageMeter("Acc@1")}
+            sums: dict = defaultdict(float)
+            pair = [AverageMeter("first"), AverageMeter("second")]
+            nested = {"train": {"loss": 0.0}, "steps": [0, 0]}
+            logger = MetricLogger()
+            logger.update(loss=0.0)
+            constants = {"scale": {"loss": 2.0}, "names": ["loss"]}
+            for step in state.steps(loader):
+                loss = constants["scale"]["loss"] * trained(step, model, optimizer)
+                meters["loss"].update(loss)
+                sums["loss"] += loss
+                pair[0].update(loss)
+                nested["train"]["loss"] += loss
+                logger.update(loss=loss)
+
+    train(state)
+
+
+def meters_in_state(job: Job) -> None:
+    """A dictionary that State keeps."""
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, sums={"train": {"loss": 0.0}})
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            sums = state.sums
+            for step in state.steps(loader):
+                sums["train"]["loss"] += trained(step, model, optimizer)
 
     train(state)
 
@@ -194,7 +257,9 @@ def said_of(script, fault: Fault) -> set[str]:
         (of_the_tutorial, "right, running_loss"),
         (in_a_function, "batch_time, counts, losses"),
         (with_a_reset, "losses"),
+        (of_meters, "logger, meters, nested, pair, sums"),
         (in_state, ""),
+        (meters_in_state, ""),
     ],
 )
 def test_sums_of_an_epoch_that_is_continued_are_named(script, names: str, fault: Fault) -> None:
@@ -209,3 +274,42 @@ def test_sums_of_an_epoch_that_is_continued_are_named(script, names: str, fault:
 def test_an_epoch_that_begins_anew_has_its_whole_sum() -> None:
     """The worker dies before the first commit of its first epoch."""
     assert said_of(of_the_tutorial, Fault(2, worker=1, leaves=(1,))) == set()
+
+
+def judged_by_the_sum(job: Job) -> list[float]:
+    """The plateau schedule of a tutorial, which takes the sum of an epoch's rest for progress."""
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, rates=[])
+    # An epoch of a tenth less loss than the best one is no plateau.
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.1)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=loader.batch_sampler, scheduler=scheduler, rates=[])
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            running_loss = 0.0
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    loss = F.cross_entropy(model(inputs), target)
+                    loss.backward()
+                    step.record(loss=loss)
+                optimizer.step()
+                running_loss += step.mean("loss")
+            scheduler.step(running_loss / len(loader))
+            state.rates.append((running_loss, optimizer.param_groups[0]["lr"]))
+
+    train(state)
+    return state.rates
+
+
+def test_a_schedule_that_a_partial_sum_misleads_comes_with_the_warning() -> None:
+    """The recipe for it is the idiom ``plateau_summed``, which learns what plain PyTorch does."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EdlHvdWarning)
+        [expected, *_] = Simulation(3).run(lambda: judged_by_the_sum(Job(epochs=5)))
+        assert not [warning for warning in caught if "which goes on where it was" in str(warning.message)]
+        [found, *_] = Simulation(3, Fault(12, worker=1, leaves=(1,))).run(lambda: judged_by_the_sum(Job(epochs=5)))
+    assert found[-1][1] < expected[-1][1], "the schedule was not misled"
+    [message] = {str(w.message) for w in caught if "which goes on where it was" in str(w.message)}
+    assert "running_loss, set at its top, begins anew" in message
+    assert "count with a metric of edl_hvd.metrics in State" in message

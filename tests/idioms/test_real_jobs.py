@@ -33,6 +33,7 @@ KILLED = {
     "complex_weights": kill(rank=1, step=5),
     "bfloat16_model": kill(rank=1, step=5),
     "batch_norm_statistics": kill(rank=1, step=5),
+    "growing_bank": kill(rank=1, step=5),
 }
 
 

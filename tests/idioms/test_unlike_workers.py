@@ -9,6 +9,7 @@ import simulation
 import torch
 import torch.nn.functional as F
 from catalogue.buffers import Centred
+from catalogue.networks import make_act_normed, trained_ours
 from catalogue.steps import make_model
 from idioms import Job
 from simulation import Simulation
@@ -158,8 +159,70 @@ class Filled(nn.Module):
         return inputs
 
 
+class Quantized(nn.Module):
+    """A codebook whose entries move by averages, through ``.data``, as in many a VQ-VAE."""
+
+    cluster_size: torch.Tensor
+    codes: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("cluster_size", torch.zeros(4))
+        self.register_buffer("codes", torch.randn(4, 6, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        chosen = F.one_hot(torch.cdist(inputs, self.codes).argmin(1), 4).float()
+        self.cluster_size.data.mul_(0.9).add_(chosen.sum(0), alpha=0.1)
+        self.codes.data.mul_(0.9).add_(chosen.t() @ inputs.detach(), alpha=0.1)
+        return self.layer(inputs + (self.codes[chosen.argmax(1)] - inputs).detach())
+
+
+def set_by_first_pass(is_kept: bool):
+    """A layer whose first forward pass sets its parameters, as ActNorm, run once before State is made or not."""
+
+    def make() -> nn.Module:
+        model = make_act_normed()
+        if is_kept:
+            model(torch.randn(12, 6, generator=torch.Generator().manual_seed(0)))
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_parameter_that_a_forward_pass_sets_is_said(flat) -> None:
+    def script(make, job):
+        edl_hvd.init()
+        model = make()
+        return trained_ours(job, model, torch.optim.SGD(model.parameters(), lr=0.1), flat=flat)
+
+    advice = "run one batch through the model before State is made"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EdlHvdWarning)
+        if flat:
+            with pytest.raises(UsageError, match=advice):
+                Simulation(1).run(lambda: script(set_by_first_pass(False), Job(3)))
+        else:
+            Simulation(1).run(lambda: script(set_by_first_pass(False), Job(3)))
+            said = [str(warning.message) for warning in caught if "a parameter, is changed by" in str(warning.message)]
+            assert len(said) == 1
+            assert said[0].startswith("state.model.1.shift, a parameter, is changed by the forward pass, as by an init")
+            assert advice in said[0]
+        with pytest.raises(UsageError, match=f"different weights.* {advice}"):
+            Simulation(3).run(lambda: script(set_by_first_pass(False), Job(None)))
+        caught.clear()
+        Simulation(3).run(lambda: script(set_by_first_pass(True), Job(3)))
+        assert not [warning for warning in caught if "is changed by the forward pass" in str(warning.message)]
+
+
 @pytest.mark.parametrize(
-    ("make", "name"), [(CentredByForward, "state.model.center"), (Codebook, "state.model.1.queue")]
+    ("make", "name"),
+    [
+        (Quantized, "state.model.cluster_size"),
+        (CentredByForward, "state.model.center"),
+        (Codebook, "state.model.1.queue"),
+    ],
 )
 def test_a_buffer_that_a_forward_pass_changes_is_said_once_on_each_worker(make, name):
     for size, micro_batch in ((1, 3), (2, None), (2, 6)):

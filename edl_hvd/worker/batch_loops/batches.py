@@ -25,7 +25,7 @@ from edl_hvd.worker.batch_loops.loader_checks import check_models, check_schedul
 from edl_hvd.worker.position import LeftLoop, LoopPlace, position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import FinishedEpoch, Runtime
-from edl_hvd.worker.training.buffers import Buffers, OtherBuffers, PowerIterations, RunningStatistics
+from edl_hvd.worker.training.buffers import Buffers, OtherBuffers, PowerIterations, RunningStatistics, SetParameters
 from edl_hvd.worker.training.exact import ExactGradientSum
 from edl_hvd.worker.training.micro_batch import MicroBatch
 from edl_hvd.worker.training.reduction import Reduction
@@ -65,7 +65,7 @@ class EpochLoop:
     @classmethod
     def of(cls, runtime: Runtime, loader: Any, call: str) -> EpochLoop:
         process.refuse_broken_world()
-        runtime.reruns.begin_batches()
+        runtime.reruns.begin_batches(getattr(loader, "dataset", None))
         sampler = sampler_of(runtime.store, loader, call)
         reduction = runtime.store.reduction
         if reduction is None:
@@ -85,6 +85,8 @@ class EpochLoop:
             _exact_statistics(runtime, sampler),
             iterations,
             OtherBuffers(models, runtime.group, runtime.warn_once),
+            # In the flat form, optimizers step in the body.
+            *([] if call == FLAT else [SetParameters(reduction.names, runtime.group, runtime.warn_once)]),
         )
         check_models(runtime.store, reduction)
         sampler.set_epoch(runtime.store.epoch)

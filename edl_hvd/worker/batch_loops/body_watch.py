@@ -23,6 +23,10 @@ _ADVICE = (
     "draw from it at step level, and inside from torch, numpy or random themselves, which are seeded alike for each "
     "micro-batch in every world"
 )
+_PARAMETER_ADVICE = (
+    f"{_CHANGE_LATER}; where the first forward pass sets it (ActNorm), run one batch through the model before State is "
+    "made"
+)
 
 
 def encoded(runtime: Runtime) -> dict[str, Any]:
@@ -147,7 +151,7 @@ class BodyWatch:
             self._refuse("a model in State that no distributed optimizer moves was changed")
         watch = self._runtime.store.tracker.stepped
         if self._dirty_count >= 0 and (watch.is_dirty() or watch.dirty_count > self._dirty_count):
-            self._refuse("a parameter was changed by something else than its optimizer")
+            self._refuse("a parameter was changed by something else than its optimizer", _PARAMETER_ADVICE)
         self._check_rates(is_first)
         self._look_for_counters(frame)
 

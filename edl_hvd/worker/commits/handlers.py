@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterator, Set
+from collections.abc import Hashable, Iterator, Mapping, Set
 from typing import Any, Protocol
 
 import numpy
@@ -136,16 +136,13 @@ class ModuleHandler(ObjectHandler):
                 if value is not None:
                     yield f"{prefix}.{name}" if prefix else name, value
 
-    @torch.no_grad()
     def load_delta(self, state: Any) -> None:
         if not self._by_name:
             self.load(state)
         else:
             # A parameter may have been given to an optimizer since: then it is as many steps ahead as the others.
             live = {name: value for name, value in self._named_values() if value not in self.stepped}
-            names = [name for name in state if name in live]
-            if names:
-                torch._foreach_copy_([live[name] for name in names], [state[name] for name in names])
+            copy_tensors({name: live[name] for name in state if name in live}, state)
 
     def merge_delta(self, live: Any, delta: Any) -> Any:
         return live
@@ -334,6 +331,24 @@ def _check_saved_form(name: str, optimizer: torch.optim.Optimizer) -> None:
             "state and param_groups, as optimizers of PyTorch have, which a worker that joins can load; remove its own "
             "state_dict() and load_state_dict(), and keep what it needs for a parameter in self.state[parameter]"
         )
+
+
+@torch.no_grad()
+def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors of a commit into the live ones of the same names; torch would fit a shape to another one.
+
+    Raises:
+        StateError: A tensor has another shape than in the commit.
+    """
+    for name, tensor in live.items():
+        if tensor.shape != saved[name].shape:
+            raise StateError(
+                f"{name.replace('/', '.')} has the shape {tuple(tensor.shape)} and cannot get back what the last "
+                f"commit has of it, whose shape is {tuple(saved[name].shape)}; expected a parameter or a tensor of an "
+                "optimizer to keep its shape in the training; register what changes its shape as a buffer of its model"
+            )
+    if live:
+        torch._foreach_copy_(list(live.values()), [saved[name] for name in live])
 
 
 def _same_layout(live: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> bool:

@@ -16,7 +16,7 @@ from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.policy import Ramp
 from edl_hvd.worker.codec import Encoded, EncodingCache, decode, encode, placed
 from edl_hvd.worker.commits.dirty import DirtyTracker, fingerprint
-from edl_hvd.worker.commits.handlers import GENERATORS, Handler, ModuleHandler, handler_for
+from edl_hvd.worker.commits.handlers import GENERATORS, Handler, ModuleHandler, copy_tensors, handler_for
 from edl_hvd.worker.commits.module_changes import ModuleChanges
 from edl_hvd.worker.commits.parameter_changes import ParameterChanges, has_carried, is_gradient
 from edl_hvd.worker.commits.same_objects import SameObjects
@@ -223,6 +223,7 @@ class LiveState:
         self._check_names(saved)
         self._check_optimizers(state.plain["counters"].get("optimizers", {}))
         self._restore_groups(state.plain["counters"])
+        self._restore_layouts(state.plain["counters"])
         for name, handler in self.handlers.items():
             try:
                 handler.load(decode(saved[name], tensors))
@@ -238,6 +239,7 @@ class LiveState:
         """
         saved = delta.plain["attributes"]
         self._restore_groups(delta.plain["counters"])
+        self._restore_layouts(delta.plain["counters"])
         for name, handler in self.handlers.items():
             handler.load_delta(decode(saved[name], delta.tensors))
         self._load_attributes(delta)
@@ -247,6 +249,7 @@ class LiveState:
         """Make the present state that of ``plain``, where the live tensors have its values but for ``moved``."""
         self._check_names(plain["attributes"])
         self._restore_groups(plain["counters"])
+        self._restore_layouts(plain["counters"])
         self._load_differing(plain, moved, moved, ())
         self._load_counters(plain["counters"], moved)
 
@@ -263,7 +266,8 @@ class LiveState:
         """
         plain, tensors = state
         moved, counters = {name: tensors[name] for name in names}, plain["counters"]
-        changed = self._load_differing(plain, moved, tensors, _DEALT, keeps_options)
+        changed = self._restore_layouts(counters)
+        changed += [n for n in self._load_differing(plain, moved, tensors, _DEALT, keeps_options) if n not in changed]
         buffers = self._module_changes.buffers()
         changed += [name for name in names & buffers.keys() if not _is_same(buffers[name], moved[name])]
         changed += _differing_numbers(self._module_changes.capture(), counters["modules"])
@@ -314,9 +318,7 @@ class LiveState:
             if not isinstance(handler.value, Metric):
                 changed += _differing(name, Encoded(live, tensors), plain, moved)
             if isinstance(handler.value, (torch.nn.Module, torch.optim.Optimizer)):
-                with torch.no_grad():
-                    for tensor_name in arrived:
-                        tensors[tensor_name].copy_(moved[tensor_name])
+                copy_tensors({key: tensors[key] for key in arrived}, moved)
                 if live != plain:
                     handler.load_plain(decode(plain, {**more, **tensors}))
             elif arrived or live != plain:
@@ -340,6 +342,7 @@ class LiveState:
     def take_over(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Be where another member is between two commits, but for what each has of its own: share and counts."""
         state = Encoded(plain, self._placed(plain["attributes"], tensors))
+        self._restore_layouts(plain["counters"])
         for name, handler in self.handlers.items():
             if not isinstance(handler.value, _OF_EACH_RANK):
                 handler.load(decode(plain["attributes"][name], state.tensors))
@@ -373,6 +376,10 @@ class LiveState:
             self._update_stepped()
             self.tracker.stepped.accept_changes()
         self._changes.add_groups(added)
+
+    def _restore_layouts(self, counters: Mapping[str, Any]) -> list[str]:
+        """Give buffers the shapes of a commit; returns the names of those that had another."""
+        return self._module_changes.restore_layouts(counters.get("modules", {}))
 
     def _update_stepped(self) -> None:
         for handler in self.handlers.values():

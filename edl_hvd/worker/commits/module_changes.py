@@ -1,4 +1,6 @@
-"""What a script may change about modules besides their ``state_dict``: modes, numbers, buffers that are not persistent.
+"""What a script may change about modules besides values in their ``state_dict``: modes, numbers, shapes of buffers.
+
+Buffers that are not persistent are kept here, too.
 
 A worker that joins has made its modules itself. Without this module it would train a BatchNorm layer that the others
 have frozen since, and a step that is made again would change a number a second time.
@@ -9,12 +11,13 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from edl_hvd.errors import EdlHvdWarning
 from edl_hvd.worker.position import position
@@ -53,6 +56,7 @@ class ModuleChanges:
             for name in module._non_persistent_buffers_set
             if _is_kept(module._buffers[name])
         }
+        self._layouts = [_Layouts(name, model) for name, model in models.items()]
 
     def capture(self) -> dict[str, Any]:
         """Return the changes as JSON values, for the counters of a commit."""
@@ -62,7 +66,8 @@ class ModuleChanges:
             }
         values = {numbers.path: changed for numbers in self._values if (changed := numbers.changed())}
         self._warn_of_others()
-        return {"modes": self._modes, "values": values}
+        layouts = {name: pair for layouts in self._layouts for name, pair in layouts.changed().items()}
+        return {"modes": self._modes, "values": values, "layouts": layouts}
 
     def numbers(self) -> dict[str, int | float]:
         """Return the numbers that have changed, by name; without attributes that were no number at first."""
@@ -102,6 +107,21 @@ class ModuleChanges:
         live = module._buffers.get(name)
         return live if live is not None and live.shape == first.shape and live.dtype == first.dtype else first
 
+    def restore_layouts(self, changes: Mapping[str, Any]) -> list[str]:
+        """Give the buffers that had another shape or type new memory for what a commit has of them.
+
+        The memory is not filled: the values come with the ``state_dict`` of the model. A buffer whose shape was another
+        one when ``State`` was made, such as that of a checkpoint of another model, stays as it is.
+
+        Args:
+            changes: Return value of ``capture``.
+
+        Returns:
+            Names of these buffers, as tensors of a commit are named.
+        """
+        saved = changes.get("layouts")  # a checkpoint may be older than this
+        return [] if saved is None else [name for layouts in self._layouts for name in layouts.restore(saved)]
+
     @torch.no_grad()
     def restore(self, changes: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore modes, numbers and buffers.
@@ -120,6 +140,71 @@ class ModuleChanges:
                 self._buffer(*place).copy_(tensors[name])
 
 
+class _Layouts:
+    """Shapes and types of the persistent buffers of one model, some of which the script may set to others.
+
+    Such as a memory bank that grows, or a buffer that is registered as ``None`` and set later.
+    """
+
+    def __init__(self, attribute: str, model: torch.nn.Module) -> None:
+        self._attribute, self._model = attribute, model
+        # Without lazy layers, whose buffers have no shape yet.
+        self._modules = {
+            path: module
+            for path, module in model.named_modules()
+            if not any(buffer is not None and is_lazy(buffer) for buffer in module._buffers.values())
+        }
+        self._buffers = [module._buffers for module in self._modules.values()]
+        self._first = self._present()
+        self._seen = self._marks()
+        self._changed: dict[str, Any] = {}
+
+    def _marks(self) -> list[Any]:
+        """Return the shapes and types of all buffers: a commit is made after each step, and takes no longer for it."""
+        present = [buffer for buffers in self._buffers if buffers for buffer in buffers.values()]
+        return [None if buffer is None else (buffer.shape, buffer.dtype) for buffer in present]
+
+    def _present(self) -> dict[str, Any]:
+        return {
+            f"{self._attribute}/{path}.{key}" if path else f"{self._attribute}/{key}": _layout(buffer)
+            for path, module in self._modules.items()
+            for key, buffer in module._buffers.items()
+            if key not in module._non_persistent_buffers_set
+        }
+
+    def changed(self) -> dict[str, Any]:
+        """Return first and present layout of those that have another one now, or are new, or have been removed."""
+        seen = self._marks()
+        if seen != self._seen:
+            present, self._seen = self._present(), seen
+            names = [name for name in present.keys() | self._first.keys() if present.get(name) != self._first.get(name)]
+            self._changed = {name: [self._first.get(name), present.get(name)] for name in sorted(names)}
+        return self._changed
+
+    def restore(self, saved: Mapping[str, Any]) -> list[str]:
+        """Restore the layouts; returns the names of buffers that had another one."""
+        found = []
+        present = self._present()
+        for name in sorted(present.keys() | self._first.keys() | saved.keys()):
+            attribute, _, place = name.partition("/")
+            path, _, key = place.rpartition(".")
+            first, module = self._first.get(name), self._modules.get(path)
+            before, wanted = saved.get(name, (first, first))
+            if attribute != self._attribute or module is None or before != first or present.get(name) == wanted:
+                continue
+            found.append(name)
+            if wanted is None and name not in self._first:
+                del module._buffers[key]  # the script may ask whether it is there
+            else:
+                module._buffers[key] = None if wanted is None else self._memory(module, key, *wanted)
+        return found
+
+    def _memory(self, module: torch.nn.Module, key: str, shape: Sequence[int], kind: str) -> torch.Tensor:
+        own = [module._buffers.get(key), *module.parameters(), *module.buffers(), *self._model.parameters()]
+        device = next((tensor.device for tensor in own if tensor is not None), None)
+        return torch.zeros(list(shape), dtype=getattr(torch, kind), device=device)
+
+
 class _Values:
     """The attributes of one module that are numbers, words or ``None``, in whose place one of them may come.
 
@@ -131,11 +216,11 @@ class _Values:
         self.path = path
         self._attributes = vars(module)
         # A lazy layer of torch's sets its sizes in its first forward pass; commits leave them out.
-        is_lazy = isinstance(module, LazyModuleMixin) and _is_torchs(module)
+        sets_sizes = isinstance(module, LazyModuleMixin) and _is_torchs(module)
         self._left_out = {
             key
             for key, value in self._attributes.items()
-            if _plain(value) is _NOT_KEPT or (is_lazy and not isinstance(value, float))
+            if _plain(value) is _NOT_KEPT or (sets_sizes and not isinstance(value, float))
         }
         self._first = {key: value for key, value in self._attributes.items() if self._is_watched(key)}
         self._lost: set[str] = set()
@@ -194,6 +279,11 @@ class _Values:
 
     def _is_watched(self, key: str) -> bool:
         return not key.startswith("_") and key != "training" and key not in self._left_out
+
+
+def _layout(buffer: torch.Tensor | None) -> list[Any] | None:
+    """Shape and type of a buffer as JSON."""
+    return None if buffer is None else [list(buffer.shape), str(buffer.dtype).removeprefix("torch.")]
 
 
 def _is_kept(buffer: torch.Tensor | None) -> bool:

@@ -94,7 +94,8 @@ def _check_weights(
             f"the workers have different weights {name!r} (and {int(apart.sum()) - 1} more) after step {step}, because "
             "something behind the loop over a step, or between steps, was computed from what only this worker has, "
             "such as its last micro-batch, its loss, its rank or a generator of its own; compute gradients in the body "
-            "of `for batch in step:`, and use step.mean(…), or edl_hvd.allreduce, for numbers of the whole batch"
+            "of `for batch in step:`, and use step.mean(…), or edl_hvd.allreduce, for numbers of the whole batch; "
+            "where the first forward pass sets them (ActNorm), run one batch through the model before State is made"
         )
 
 

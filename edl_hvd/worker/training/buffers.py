@@ -1,25 +1,30 @@
 """What forward passes change beside what the optimizers move, such that it does not depend on how a batch is dealt.
 
 Three kinds of buffers, each in its own way: running statistics of normalisation layers, vectors of spectral norms, and
-others, which are seen and said once. All are told where a step is: :class:`Buffers`.
+others, which are seen and said once, as parameters are that a forward pass sets. All are told where a step is:
+:class:`Buffers`.
 """
 
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrizations
 
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.position import position
+from edl_hvd.worker.trace import TensorTrace
 from edl_hvd.worker.training.process_group import ProcessGroup
 
-_LOOKS = 4  # at what a forward pass does to other buffers, each epoch
+_LOOKS = 4  # at what a forward pass does to other buffers and to parameters, each epoch
+_DIGEST_ELEMENTS = 1 << 16  # of a buffer, that are compared
 
 
 class RunningStatistics:
@@ -263,7 +268,59 @@ class OtherBuffers:
 
     def _look(self) -> list[object]:
         found = (module._buffers.get(name) for module, name in self._places)
-        return [(id(buffer), buffer._version) if buffer is not None else None for buffer in found]
+        # A write through ``.data`` counts no version, as in many a codebook that moves by averages.
+        return [(id(buffer), buffer._version, _digest(buffer)) if buffer is not None else None for buffer in found]
+
+
+def _digest(buffer: torch.Tensor) -> int:
+    """Return a checksum of some elements, spread over the buffer; of all where it is small."""
+    if buffer.layout is not torch.strided or is_lazy(buffer):
+        return 0
+    few = buffer.detach().reshape(-1)[:: 1 + buffer.numel() // _DIGEST_ELEMENTS]
+    return zlib.crc32(few.cpu().contiguous().view(torch.uint8).numpy().tobytes()) if few.numel() else 0
+
+
+class SetParameters:
+    """The parameters that optimizers step and that a forward pass sets, as a data-dependent initialisation does.
+
+    Args:
+        names: Names of the parameters.
+        group: Workers that run the passes of a step.
+        warn: Says something once, by what it is about.
+    """
+
+    def __init__(
+        self, names: Mapping[torch.nn.Parameter, str], group: ProcessGroup, warn: Callable[[str, str], None]
+    ) -> None:
+        self._names = names
+        self._group = group
+        self._warn = warn
+        self._looks = _LOOKS
+        self._trace: TensorTrace | None = None
+
+    def begin_step(self) -> None:
+        """A global batch begins, or another loop over it."""
+        is_split = position.per_step > 1 or self._group.size > 1
+        self._trace = TensorTrace(list(self._names)) if self._looks and is_split else None
+
+    def end_pass(self) -> None:
+        """A micro-batch is through."""
+        if self._trace is None:
+            return
+        self._looks -= 1
+        moved = self._trace.moved()
+        self._trace = None
+        if moved:
+            self._warn(
+                "parameter",
+                f"state.{list(self._names.values())[min(moved)]}, a parameter, is changed by the forward pass, as by "
+                "an initialisation from the first batch (ActNorm), which sees one micro-batch and not the whole global "
+                "batch, so what it becomes depends on how the batch is dealt; run one batch through the model before "
+                "State is made, the same on every worker",
+            )
+
+    def end_step(self) -> None:
+        """All micro-batches are through."""
 
 
 def _of_hooks(module: torch.nn.Module) -> set[str]:
@@ -279,7 +336,7 @@ class Buffers:
         kinds: Of which those are left out that the models have nothing of.
     """
 
-    def __init__(self, *kinds: RunningStatistics | PowerIterations | OtherBuffers) -> None:
+    def __init__(self, *kinds: RunningStatistics | PowerIterations | OtherBuffers | SetParameters) -> None:
         self._kinds = [kind for kind in kinds if kind]
 
     def begin_step(self) -> None:

@@ -161,6 +161,122 @@ def centre_ours(job: Job):
     return {"model": model, "optimizer": optimizer}
 
 
+class Prototypes(nn.Module):
+    """A classifier that is kept away from its own mean outputs of former steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("bank", torch.ones(1, CLASSES))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs)
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        weights = torch.arange(1.0, len(self.bank) + 1).unsqueeze(1)  # the newest entries count most
+        away = (output @ (weights / weights.sum() * self.bank).sum(0)).square().mean()
+        return F.cross_entropy(output, target) + 0.1 * away
+
+
+def growing_bank_plain(job: Job):
+    model = Prototypes()
+    optimizer = sgd(model)
+    for epoch in range(job.epochs):
+        for inputs, target in job.plain_loader(epoch=epoch):
+            # recipe
+            optimizer.zero_grad()
+            output = model(inputs)
+            model.loss(output, target).backward()
+            model.bank = torch.cat([model.bank, output.detach().mean(0, keepdim=True)])[-5:]
+            optimizer.step()
+            # end
+    return {"model": model, "optimizer": optimizer}
+
+
+def growing_bank_ours(job: Job):
+    edl_hvd.init()
+    model = Prototypes()
+    optimizer = edl_hvd.DistributedOptimizer(sgd(model), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                total = torch.zeros(1, CLASSES)
+                for inputs, target in step:
+                    output = model(inputs)
+                    model.loss(output, target).backward()
+                    total += output.detach().sum(0, keepdim=True)
+                total = edl_hvd.allreduce(total, op="sum")
+                model.bank = torch.cat([model.bank, total / step.samples])[-5:]
+                optimizer.step()
+            # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
+class Ring(nn.Module):
+    """A model whose buffer is longer in each epoch, and has not been made before the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("ring", None)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs) - self.ring.sum(0) * self.scale.sum()
+
+    def lengthen(self, length: int) -> None:
+        before = self.ring if self.ring is not None else torch.zeros(0, CLASSES)
+        self.ring = torch.cat([before, torch.full((length, CLASSES), 0.1) * torch.arange(CLASSES)])
+        self.scale = torch.linspace(0.1, 0.3, length)
+
+
+def lengthened_ring_plain(job: Job):
+    model = Ring()
+    optimizer = sgd(model)
+    for epoch in range(job.epochs):
+        model.lengthen(epoch + 1)
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            model.ring = model.ring * 0.9
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def lengthened_ring_ours(job: Job):
+    edl_hvd.init()
+    model = Ring()
+    optimizer = edl_hvd.DistributedOptimizer(sgd(model), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            model.lengthen(epoch + 1)
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                model.ring = model.ring * 0.9
+                optimizer.step()
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
 def prepared_for_pruning() -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
@@ -246,5 +362,20 @@ IDIOMS = [
         centre_plain,
         centre_ours,
         exact=False,  # the sums of the micro-batches are added in another order
+    ),
+    Idiom(
+        "A memory bank that grows",
+        "A buffer may change its shape behind the loop over a step, or at the top of an epoch: "
+        "a worker that joins gets it as it is. "
+        "It has to be registered before `State` is made, and may be `None` then.",
+        growing_bank_plain,
+        growing_bank_ours,
+        exact=False,  # the sums of the micro-batches are added in another order
+    ),
+    Idiom(
+        "A buffer that is longer in each epoch, and `None` at first",
+        "",
+        lengthened_ring_plain,
+        lengthened_ring_ours,
     ),
 ]

@@ -751,6 +751,48 @@ def lazy_ours(job: Job):
     return trained_ours(job, model, sgd(model))
 
 
+class ActNorm(nn.Module):
+    """Shift and scale of each feature, which the first batch sets, as in Glow."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.shift, self.scale = nn.Parameter(torch.zeros(features)), nn.Parameter(torch.ones(features))
+        self.register_buffer("is_initialized", torch.tensor(False))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not self.is_initialized:
+            self.shift.data.copy_(-inputs.detach().mean(0))
+            self.scale.data.copy_(1 / (inputs.detach().std(0) + 1e-6))
+            self.is_initialized.fill_(True)
+        return (inputs + self.shift) * self.scale
+
+
+def make_act_normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 8), ActNorm(8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def act_norm_plain(job: Job):
+    model = make_act_normed()
+    dataset = job.dataset()
+    # recipe
+    inputs = torch.stack([dataset[i][0] for i in range(32)])
+    model(inputs)
+    # end
+    return trained_plain(job, model, sgd(model))
+
+
+def act_norm_ours(job: Job):
+    edl_hvd.init()
+    dataset = job.dataset()
+    model = make_act_normed()
+    # recipe
+    inputs = torch.stack([dataset[i][0] for i in range(32)])
+    model(inputs)
+    # end
+    return trained_ours(job, model, sgd(model))
+
+
 def weight_norm_plain(job: Job):
     model = make_weight_normed()
     return trained_plain(job, model, sgd(model))
@@ -1002,6 +1044,14 @@ IDIOMS = [
         "Run them once before the optimizer is made, as ever.",
         lazy_plain,
         lazy_ours,
+    ),
+    Idiom(
+        "Parameters that the first forward pass sets (ActNorm)",
+        "In the loop over a step a forward pass sees one micro-batch, on each worker another one. So run one batch "
+        "through the model before `State` is made, the same on every worker; "
+        "a worker that joins then takes over the weights as they are. Without it a warning names the parameter.",
+        act_norm_plain,
+        act_norm_ours,
     ),
     Idiom(
         "Weight norm",

@@ -218,6 +218,63 @@ def later_group_ours(job: Job):
     return {"model": model, "optimizer": optimizer}
 
 
+def make_worded(sparse: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.ModuleDict({"words": nn.Embedding(10, 8, sparse=sparse), "head": nn.Linear(8, 3)})
+
+
+def words_of(job: Job) -> torch.Tensor:
+    return torch.randint(0, 10, (job.samples, 2), generator=torch.Generator().manual_seed(4))
+
+
+def sparse_adam_plain(job: Job):
+    model = make_worded(sparse=True)
+    # recipe
+    # words: nn.Embedding(…, sparse=True)
+    sparse = torch.optim.SparseAdam(model["words"].parameters(), lr=0.1)
+    # end
+    dense = torch.optim.SGD(model["head"].parameters(), lr=0.5)
+    for epoch in range(job.epochs):
+        for words, target in job.plain_loader(job.dataset(words_of(job), job.target), epoch=epoch):
+            sparse.zero_grad()
+            dense.zero_grad()
+            F.cross_entropy(model["head"](model["words"](words).mean(1)), target).backward()
+            sparse.step()
+            dense.step()
+    return {"model": model, "sparse": sparse, "dense": dense}
+
+
+def sparse_adam_ours(job: Job):
+    edl_hvd.init()
+    model = make_worded(sparse=False)
+    # recipe
+    # words: nn.Embedding(…, sparse=False)
+    sparse = edl_hvd.DistributedOptimizer(torch.optim.SparseAdam(model["words"].parameters(), lr=0.1), exact=job.exact)
+    # end
+    dense = edl_hvd.DistributedOptimizer(torch.optim.SGD(model["head"].parameters(), lr=0.5), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(words_of(job), job.target), batch_sampler=batches)
+    state = edl_hvd.State(model=model, sparse=sparse, dense=dense, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                sparse.zero_grad()
+                dense.zero_grad()
+                for words, target in step:
+                    F.cross_entropy(model["head"](model["words"](words).mean(1)), target).backward()
+                weight = model["words"].weight
+                weight.grad = weight.grad.to_sparse(1)  # without the rows of zeros
+                sparse.step()
+                dense.step()
+            # end
+
+    train(state)
+    return {"model": model, "sparse": sparse, "dense": dense}
+
+
 IDIOMS = [
     with_optimizer("adamw", "AdamW", "", lambda m: torch.optim.AdamW(m.parameters(), lr=0.01)),
     with_optimizer(
@@ -290,5 +347,12 @@ IDIOMS = [
         "Whether the group is there already need not be asked; asking does no harm.",
         later_group_plain,
         later_group_ours,
+    ),
+    Idiom(
+        "Sparse embeddings with SparseAdam",
+        "A sparse gradient is not summed over a world, so the embedding is built with `sparse=False`. "
+        "Behind the loop its gradient is made sparse, for an optimizer that moves the rows of the batch alone.",
+        sparse_adam_plain,
+        sparse_adam_ours,
     ),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -334,6 +335,126 @@ def plateau_ours(job: Job):
 
     train(state)
     return {"model": model, "optimizer": optimizer, "losses": state.losses, "best": scheduler.best}
+
+
+def plateau_summed_plain(job: Job):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.05)
+    losses = []
+    for epoch in range(job.epochs + 3):
+        loader = job.plain_loader(epoch=epoch)
+        # recipe
+        running_loss = 0.0
+        for inputs, target in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), target)
+            loss.backward()
+            optimizer.step()
+            running_loss += loss.item()
+        scheduler.step(running_loss / len(loader))
+        # end
+        losses.append((running_loss / len(loader), optimizer.param_groups[0]["lr"]))
+    return {"model": model, "optimizer": optimizer, "losses": losses, "best": scheduler.best}
+
+
+def plateau_summed_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    # recipe
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.05)
+    state = edl_hvd.State(
+        model=model, optimizer=optimizer, scheduler=scheduler, batches=batches, running_loss=0.0, losses=[]
+    )
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs + 3):
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    loss = F.cross_entropy(model(inputs), target)
+                    loss.backward()
+                    step.record(loss=loss)
+                optimizer.step()
+                state.running_loss += step.mean("loss")
+            mean_loss = state.running_loss / batches.steps_per_epoch
+            state.running_loss = 0.0
+            scheduler.step(mean_loss)
+            state.losses.append((mean_loss, optimizer.param_groups[0]["lr"]))
+
+    # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer, "losses": state.losses, "best": scheduler.best}
+
+
+def rate_finder_plain(job: Job):
+    model = make_model()
+    # recipe
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    first = copy.deepcopy(model.state_dict())
+    # end
+    loader = job.plain_loader(epoch=0)
+    # recipe
+    curve = []
+    for i, (inputs, target) in enumerate(loader):
+        optimizer.param_groups[0]["lr"] = 1e-3 * 10 ** (4 * i / len(loader))
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), target)
+        loss.backward()
+        optimizer.step()
+        curve.append((loss.item(), optimizer.param_groups[0]["lr"]))
+    model.load_state_dict(first)
+    optimizer.state.clear()
+    optimizer.param_groups[0]["lr"] = min(curve)[1] / 10
+    # end
+    for epoch in range(1, job.epochs + 1):
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer, "curve": curve}
+
+
+def rate_finder_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    optimizer = edl_hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9), exact=job.exact
+    )
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    # recipe
+    first = copy.deepcopy(model.state_dict())
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, first=first, curve=[])
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(1 + job.epochs):
+            for step in state.steps(loader):
+                if epoch == 0:
+                    optimizer.param_groups[0]["lr"] = 1e-3 * 10 ** (4 * step.number / len(loader))
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    loss = F.cross_entropy(model(inputs), target)
+                    loss.backward()
+                    step.record(loss=loss)
+                optimizer.step()
+                if epoch == 0:
+                    state.curve.append((step.mean("loss"), optimizer.param_groups[0]["lr"]))
+            if epoch == 0:
+                model.load_state_dict(state.first)
+                optimizer.state.clear()
+                optimizer.param_groups[0]["lr"] = min(state.curve)[1] / 10
+
+    # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer, "curve": state.curve}
 
 
 def plateau_evaluated_plain(job: Job):
@@ -777,6 +898,24 @@ IDIOMS = [
         "The simplest way, for a small validation set: each of them computes all of it.",
         plateau_plain,
         plateau_ours,
+    ),
+    Idiom(
+        "ReduceLROnPlateau by the loss of the epoch's steps",
+        "`running_loss = 0.0` at the top of an epoch would be the sum of the epoch's rest where that is continued, and "
+        "the scheduler would take it for progress; a warning names it. The sum in `State` is set back behind the loop.",
+        plateau_summed_plain,
+        plateau_summed_ours,
+        exact=False,  # step.mean("loss") is summed in another order
+        seen=("losses", "best"),
+    ),
+    Idiom(
+        "A search of the learning rate (LR finder)",
+        "The search is the first epoch, and behind it the first weights are loaded. They are in `State`, as the "
+        "losses are: a worker that joins has made others, unless it draws the same.",
+        rate_finder_plain,
+        rate_finder_ours,
+        exact=False,  # step.mean("loss") is summed in another order
+        seen=("curve",),
     ),
     Idiom(
         "ReduceLROnPlateau, with a validation that is divided",

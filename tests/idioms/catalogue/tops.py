@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from idioms import CLASSES, FEATURES, Idiom, Job
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import edl_hvd
 from catalogue.kept import Tempered
@@ -289,7 +289,7 @@ def rollouts_plain(job: Job):
     dataset = TensorDataset(*buffers.values())
     for epoch in range(job.epochs):
         rollout(model, generator=generator, **buffers)
-        for inputs, target in job.plain_loader(dataset, epoch):
+        for inputs, target in job.plain_loader(dataset, epoch=epoch):
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), target).backward()
             optimizer.step()
@@ -316,6 +316,106 @@ def rollouts_ours(job: Job):
 
     train(state)
     return {"model": model, "optimizer": optimizer, **buffers}
+
+
+class Selected(Dataset):
+    """Samples of which the training keeps some; the others are left out."""
+
+    def __init__(self, inputs: torch.Tensor, target: torch.Tensor) -> None:
+        self.inputs, self.target = inputs, target
+        self.kept = torch.arange(len(inputs))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, place: int):
+        sample = self.kept[place % len(self.kept)]
+        return self.inputs[sample], self.target[sample]
+
+
+def small_loss_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    dataset = Selected(job.inputs, job.target)
+    for epoch in range(job.epochs):
+        for inputs, target in job.plain_loader(dataset, epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+        # recipe
+        with torch.no_grad():
+            losses = F.cross_entropy(model(dataset.inputs), dataset.target, reduction="none")
+        dataset.kept = losses.argsort()[: 3 * len(losses) // 4]
+        # end
+    return {"model": model, "optimizer": optimizer, "kept": dataset.kept}
+
+
+def small_loss_ours(job: Job):
+    dataset = Selected(job.inputs, job.target)
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, kept=dataset.kept)
+    loader = DataLoader(dataset, batch_sampler=loader.batch_sampler)
+
+    @edl_hvd.elastic
+    def train(state):
+        # recipe
+        for _ in state.epochs(job.epochs):
+            dataset.kept = state.kept
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+            with torch.no_grad():
+                losses = F.cross_entropy(model(dataset.inputs), dataset.target, reduction="none")
+            state.kept = losses.argsort()[: 3 * len(losses) // 4]
+        # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer, "kept": state.kept}
+
+
+def pseudo_labels_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    samples, labels = job.inputs, job.target
+    for epoch in range(job.epochs):
+        # recipe
+        if epoch > 0:
+            labels = model(samples).detach().argmax(1)
+        dataset = TensorDataset(samples, labels)
+        # end
+        for inputs, target in job.plain_loader(dataset, epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer, "labels": labels}
+
+
+def pseudo_labels_ours(job: Job):
+    samples, first_labels = job.inputs, job.target
+    # recipe
+    labels = first_labels.clone()
+    dataset = TensorDataset(samples, labels)
+    # end
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, labels=labels)
+    loader = DataLoader(dataset, batch_sampler=loader.batch_sampler)
+
+    @edl_hvd.elastic
+    def train(state):
+        # recipe
+        # State(labels=labels, …)
+        for epoch in state.epochs(job.epochs):
+            if epoch > 0:
+                state.labels[:] = model(samples).detach().argmax(1)
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+        # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer, "labels": labels}
 
 
 IDIOMS = [
@@ -363,5 +463,20 @@ IDIOMS = [
         "script sets the attribute to another; so the data set reads the tensors that `State` keeps.",
         rollouts_plain,
         rollouts_ours,
+    ),
+    Idiom(
+        "Samples that are kept by their losses",
+        "As in a curriculum, or where labels are noisy. What is set on a data set behind the loop, a worker that joins "
+        "does not have: it is kept in `State`, and the top of each epoch sets it from there. A warning names what is "
+        "not. Each worker computes all losses here; for many samples divide them by `state.evaluate`.",
+        small_loss_plain,
+        small_loss_ours,
+    ),
+    Idiom(
+        "Pseudo-labels at the top of an epoch",
+        "The tensor is given to `State`, and the top writes into it: where it runs again, its labels come from weights "
+        "in mid-training, and are put back. A warning names a data set whose labels are set to others then.",
+        pseudo_labels_plain,
+        pseudo_labels_ours,
     ),
 ]

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import edl_hvd
+from edl_hvd.errors import StateError
 from edl_hvd.worker.engine.collectives import SoloCollectives
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
@@ -338,3 +339,28 @@ def test_a_commit_between_batches_needs_no_collective_of_its_own(monkeypatch):
 
     run(state)
     assert calls[0] != "after the epoch", "the commit at the epoch's end agrees by itself"
+
+
+class Remembering(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 1))
+        self.register_buffer("bank", torch.zeros(1, 4))
+        self.later = nn.Parameter(torch.zeros(1, 4), requires_grad=False)
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_a_buffer_of_another_length_gets_back_the_one_of_the_commit(length):
+    state = train(make(model=Remembering()), 3)
+    store = state._runtime.store
+    assert store.is_light
+    state.model.bank = torch.ones(length, 4)
+    store.restore()
+    assert torch.equal(state.model.bank, torch.zeros(1, 4))
+    assert torch.equal(state.model.state_dict()["bank"], torch.zeros(1, 4))
+
+
+def test_a_parameter_of_another_shape_is_refused_and_not_filled_by_repetition():
+    state = train(make(model=Remembering()), 1)
+    state.model.later.data = torch.ones(2, 4)
+    with pytest.raises(StateError, match=r"later has the shape \(2, 4\) and cannot get back what the last commit has"):
+        state._runtime.store.load_delta(state._runtime.store._last.state, [0])

@@ -145,3 +145,65 @@ def test_what_a_forward_pass_makes_anew_is_not_said(norm) -> None:
         model.shape = tuple(model.seen.shape)
 
     assert not said(model, forward)
+
+
+class Banked(nn.Module):
+    bank: Any
+
+    def __init__(self, length: int | None = 1) -> None:
+        super().__init__()
+        self.register_buffer("bank", None if length is None else torch.zeros(length, 2))
+
+
+def grown(bank: Banked) -> None:
+    bank.bank = torch.cat([bank.bank, torch.ones(1, 2)])
+
+
+def in_double(bank: Banked) -> None:
+    bank.bank = bank.bank.double()
+
+
+def removed(bank: Banked) -> None:
+    bank.bank = None
+
+
+def registered(bank: Banked) -> None:
+    bank.register_buffer("later", torch.ones(3))
+
+
+@pytest.mark.parametrize("change", [grown, in_double, removed, registered])
+def test_a_buffer_gets_the_shape_of_a_commit(change) -> None:
+    model, newcomer = nn.Sequential(Banked()), nn.Sequential(Banked())
+    changes, others = ModuleChanges({"model": model}), ModuleChanges({"model": newcomer})
+    at_first = kept(model, changes)
+    change(model[0])
+    state = kept(model, changes)
+    others.restore_layouts(state)
+    newcomer.load_state_dict(model.state_dict())
+    for name, value in model.state_dict().items():
+        assert newcomer.state_dict()[name].dtype == value.dtype
+        assert torch.equal(newcomer.state_dict()[name], value)
+    assert len(others.restore_layouts(at_first)) == 1
+    assert kept(newcomer, others) == at_first
+    assert not hasattr(newcomer[0], "later")
+    assert newcomer[0].bank.shape == (1, 2)
+
+
+def test_a_buffer_that_is_none_at_first_is_made() -> None:
+    model, newcomer = Banked(None), Banked(None)
+    changes, others = ModuleChanges({"model": model}), ModuleChanges({"model": newcomer})
+    model.bank = torch.ones(2, 2)
+    others.restore_layouts(kept(model, changes))
+    newcomer.load_state_dict(model.state_dict())
+    assert torch.equal(newcomer.bank, torch.ones(2, 2))
+
+
+def test_a_buffer_of_another_model_keeps_its_shape() -> None:
+    """Such as one of which the checkpoint has another configuration: torch says that it does not fit."""
+    model, other = Banked(3), Banked(2)
+    changes, others = ModuleChanges({"model": model}), ModuleChanges({"model": other})
+    assert not others.restore_layouts(kept(model, changes))
+    grown(model)
+    assert not others.restore_layouts(kept(model, changes))
+    assert not others.restore_layouts({"modes": {}, "values": {}})  # of a checkpoint of an older version
+    assert other.bank.shape == (2, 2)

@@ -148,6 +148,32 @@ def weights_of(worker: Worker) -> set[str]:
     return weights
 
 
+def test_a_buffer_that_grows_while_a_standby_takes_the_state_over_arrives_as_it_is(pair):
+    member, standby = pair
+    for worker in pair:
+        worker.frozen.register_buffer("bank", torch.zeros(1, 3))
+        worker.frozen.register_buffer("later", None)
+        kept = {"notes": [], "average": torch.zeros(2), "chance": worker.state.chance, "scheduler": worker.scheduler}
+        worker.state = edl_hvd.State(model=worker.model, frozen=worker.frozen, optimizer=worker.optimizer, **kept)
+        worker.store = worker.state._runtime.store
+    member.store.save(0)
+    member.step()
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
+    for number in range(3):
+        member.frozen.bank = torch.cat([member.frozen.bank, torch.full((1, 3), 1.0 + number)])
+        member.frozen.later = torch.ones(number + 1)
+        transfer.train()
+    transfer.donor.end()
+    transfer.finish()
+    assert transfer.replica.synced
+    assert standby.frozen.bank.shape == (4, 3)
+    assert_equal(member, standby)
+    standby.frozen.bank = torch.zeros(1, 3)
+    standby.store.restore()
+    assert_equal(member, standby)
+
+
 def test_a_worker_that_was_a_standby_copies_no_weights_in_its_commits(pair):
     """Each step that it had applied looked like a change by the script, and doubled the commits that copy all."""
     member, standby = pair
