@@ -49,7 +49,7 @@ class FakeKubelet:
         self._ending = threading.Event()
         self._leaving: dict[str, float] = {}
         self._gone: set[str] = set()
-        self._addresses = 1
+        self._addresses: dict[str, str] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
@@ -126,17 +126,22 @@ class FakeKubelet:
                     self._ended(path, code if code >= 0 else 128 - code)
                 self.history.append(("gone", meta["name"], uid))
             self.cluster.api.delete(path, uid, 0)
-        elif pod["status"].get("phase") == "Pending" and uid not in self.running:
-            self._addresses += 1
-            address = f"127.{_NETWORK}.{self._addresses // 250}.{self._addresses % 250 + 1}"
-            self.running[uid] = self._start(pod, address) if self.folder is not None else None
-            self.history.append(("runs", meta["name"], uid))
+        elif pod["status"].get("phase") == "Pending":
+            if uid not in self.running:
+                self._addresses[uid] = self._next_address()
+                self.running[uid] = self._start(pod, self._addresses[uid]) if self.folder is not None else None
+                self.history.append(("runs", meta["name"], uid))
+            address = self._addresses[uid]  # what follows is done again where the API server did not take it
             states = [{"running": {"startedAt": now()}}]
             ready = [{"type": kind, "status": "True"} for kind in ("Initialized", "Ready", "ContainersReady")]
             status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": ready}
             self._write(path, pod, status, states)
         elif process is not None and process.poll() is not None and pod["status"].get("phase") == "Running":
             self._ended(path, process.returncode if process.returncode >= 0 else 128 - process.returncode)
+
+    def _next_address(self) -> str:
+        number = 2 + len(self._addresses)
+        return f"127.{_NETWORK}.{number // 250}.{number % 250 + 1}"
 
     def _ended(self, path: str, code: int) -> None:
         pod = self.cluster.api.get(path)

@@ -121,7 +121,11 @@ class Run:
             time.sleep(0.5)
             return len(kept) > 10
 
-        wait_for(f"{', '.join(names)} to settle", is_so)
+        try:
+            wait_for(f"{', '.join(names)} to settle", is_so)
+        except AssertionError as error:
+            there = self.kubectl("get", "pods,tj", "-o", "wide"), [self.status(name) for name in names]
+            raise AssertionError(f"{error}: {there}; {self.kubelet.history[-20:]}; {self.kubelet.errors}") from None
 
     def events(self) -> list[str]:
         return [one["reason"] for one in self.cluster.api.list(f"/api/v1/namespaces/{self.namespace}/events")]

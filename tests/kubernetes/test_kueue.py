@@ -57,7 +57,7 @@ def test_a_lost_worker_of_the_minimum_is_replaced_on_another_node(kueue: Kueue, 
 
 def test_a_large_minimum_on_as_many_nodes_is_admitted(kueue: Kueue, make_run: Callable[..., Run]) -> None:
     kueue.queue("research", cpu=40)
-    run = make_run({f"n{number}": 1 for number in range(20)})
+    run = make_run({f"n{number}": 1 for number in range(21)})
     run.apply(queued(least=20, most=20))
     run.wait_running(20)
 
