@@ -29,7 +29,7 @@ class Kueue:
     """The controller of Kueue, which manages the pods of one namespace.
 
     Args:
-        cluster: The control plane, of version 1.30 or later.
+        cluster: The control plane, of a version that Kueue supports.
         namespace: Namespace of the test.
         folder: Folder for its files.
     """
