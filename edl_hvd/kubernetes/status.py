@@ -255,7 +255,7 @@ def _phase(state: JobState, is_accepted: bool) -> str:
 def _conditions(state: JobState, phase: str) -> dict[str, _Condition]:
     """The conditions of a job in this phase, by kind, without that of its acceptance."""
     spec = state.job.spec
-    found = {"Running": _Condition(phase == "Training", phase, f"{count(state.running, 'worker')} run")}
+    found = {"Running": _Condition(phase == "Training", phase, f"{count(state.running, 'worker')} running")}
     if phase == "Complete":
         found["Complete"] = _Condition(True, "TrainingComplete", "training is complete")
     if phase == "Failed":
