@@ -243,10 +243,10 @@ def test_a_teacher_of_this_host_gets_its_tasks_through_shared_memory(tmp_path):
             assert torch.equal(images, samples[index])
             assert torch.equal(answer, images.flatten(1)[:, :4].double().sum(1, keepdim=True))
             seen += len(index)
-            if number == 3:
+            if number == 3:  # on a busy machine one of the two may have answered everything
+                maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in teachers.processes.values()]
                 teachers.signal(1, signal.SIGKILL)
-        maps = Path(f"/proc/{teachers.processes[0].pid}/maps").read_text()
         loader.close()
     assert seen == 96
-    assert "memfd:edl_hvd-body" in maps
+    assert "memfd:edl_hvd-body" in "".join(maps)
     assert "memfd:edl_hvd-body" not in Path("/proc/self/maps").read_text()
