@@ -250,7 +250,8 @@ class Job:
             case protocol.Done():
                 self.handle(events.Done(worker, incarnation))
             case protocol.Drain():
-                self.handle(events.DrainRequested(worker, self._termination_grace_s))
+                if self.membership.slots[worker].state != "terminating":  # else the signal was the driver's own
+                    self.handle(events.DrainRequested(worker, self._termination_grace_s))
             case protocol.PreemptionNotice(left_s):  # of its host; the worker itself tells people
                 self.handle(events.DrainRequested(host_of(worker), left_s, deferred=True))
             case protocol.Beat():
@@ -258,12 +259,22 @@ class Job:
                 self._listener.beat(worker, said)
             case protocol.Waits():
                 self._health.answered(worker, incarnation, said)
+            case Connected():
+                self._repeat_end(worker, incarnation)
             case ProcessEnding():
                 self._end_transfers(worker, incarnation)
                 self.handle(events.Exiting(worker, incarnation))
             case Unreachable():
                 self._end_transfers(worker, incarnation)
                 self.handle(events.Lost(worker, incarnation, "its host does not answer"))
+
+    def _repeat_end(self, worker: str, incarnation: int) -> None:
+        """A worker connects that was told to end before: its start has swallowed the signal, as a script's handler."""
+        state = self.membership.slots[worker].state
+        if state == "terminating":
+            self._control.send(worker, protocol.ShutDown(save=False, left_s=None))
+        elif state == "dying":
+            self._signal(worker, incarnation, WorkerProcess.kill)
 
     def _end_transfers(self, donor: str, incarnation: int) -> None:
         """Let nobody wait for what a dead worker would have sent: its connections stay open for a while."""

@@ -195,7 +195,8 @@ class Points:
     "callback" (a resize callback), "step" (batch in hand), "reduced" (gradients are reduced, the optimizer has not
     moved), "update" (the optimizer has moved), "commit" (its copy is about to be made), "committed" (it is made, the
     others have not heard), "leaving" (the world is about to be left), "shutdown" (Horovod is about to be shut down),
-    "waiting" (a collective is not complete yet), "end".
+    "waiting" (a collective is not complete yet), "end". With "own_sigterm": "handles" (the script handles SIGTERM, and
+    waits for one if a fault strikes) and "signalled" (it has come), after "start".
     """
 
     def __init__(self, folder: Path, broken: Callable[[], type[Exception]]) -> None:

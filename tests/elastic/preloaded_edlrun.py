@@ -80,10 +80,10 @@ def _fork_for_each_message(line: socket.socket) -> tuple[Start, list[int]]:
         if middle == 0:
             # The child of a process that ends belongs to the other end's process from then on.
             middle = os.getpid()
-            child = os.fork()
-            if child:
-                os.write(writer, str(child).encode())
+            if os.fork():
                 os._exit(0)
+            os.setsid()  # Who hears its number may send a signal to its group.
+            os.write(writer, str(os.getpid()).encode())
             for descriptor in (reader, writer, line.detach()):
                 os.close(descriptor)
             while os.getppid() == middle:
@@ -108,7 +108,6 @@ def _import_all() -> None:
 
 def _settle_in(start: Start, descriptors: list[int]) -> None:
     """What is a process's own, as if this one had been started."""
-    os.setsid()
     output, errors, *held = descriptors
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (output, 1), (errors, 2)):
@@ -170,7 +169,6 @@ def prepare(line: socket.socket, modules: Sequence[str]) -> Start | None:
         _settle_in(start, descriptors)
         _end_with_parent()
         return start
-    os.setsid()
     _end_with_parent()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in zip((nothing, *descriptors), (0, 1, 2), strict=True):

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from engines import fails_on_stock
-from faults import Interrupt, add_host, broken_collective, kill, remove_host
+from faults import Interrupt, add_host, broken_collective, kill, pass_by, remove_host
 from harness import Job
 from invariants import check, no_worker_failed
 from training import Training
@@ -70,6 +70,21 @@ def test_a_host_comes_and_another_goes_within_a_second(run_either, alone):
     outcome = run_either(job)
     check(job, outcome, alone(training))
     assert no_worker_failed(outcome), outcome.output[-3000:]
+
+
+def test_a_host_that_goes_and_comes_back_is_used_though_its_worker_handled_sigterm_as_it_started(run_job, alone):
+    place = "127.0.0.1:0"
+    faults = (
+        add_host("127.0.0.1:1", step=5),
+        pass_by(at="handles", worker=place),
+        remove_host("127.0.0.1", after=1),
+        pass_by(at="signalled", worker=place),
+        add_host("127.0.0.1:1", after=3),
+    )
+    training = Training(until_size=2, extra=("own_sigterm",))
+    outcome = run_job(Job(hosts=ONE_HOST, faults=faults, training=training, launcher="edlrun"))
+    check(Job(faults=faults, training=training), outcome, alone(training))
+    assert len([line for line in outcome.lines("start") if line["worker"] == place]) == 2
 
 
 def test_a_worker_dies_while_all_leave_for_a_larger_world(run_either, alone):

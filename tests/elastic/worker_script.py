@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ def main(folder: Path) -> None:
     points.reach("start")
 
     training = Training.load(folder)
+    if "own_sigterm" in training.extra:
+        came = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: came.set())
+        if points.reach("handles"):
+            came.wait()
+            points.reach("signalled")
     if training.device == "cuda":
         # All hosts are one machine; NCCL takes each worker for a host of its own.
         os.environ["NCCL_HOSTID"] = points.worker
