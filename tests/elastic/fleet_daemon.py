@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from harness import REPOSITORY, TOKEN, _processes, _send
-from waiting import LONG_S, soon
+from waiting import LONG_S, soon, until
 
 from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.messages import FleetView, ViewRequest, call, is_served
@@ -128,12 +128,12 @@ class FleetDaemon:
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds."""
-        deadline_s = time.monotonic() + LONG_S
-        while not holds():
-            assert self.process is not None
-            assert self.process.poll() is None, (self.folder / "daemon.log").read_text()
-            assert time.monotonic() < deadline_s, (self.folder / "daemon.log").read_text()
-            time.sleep(POLL_S)
+        assert self.process is not None
+        until(holds, self._why_it_ended, POLL_S)
+
+    def _why_it_ended(self) -> str | None:
+        assert self.process is not None
+        return None if self.process.poll() is None else (self.folder / "daemon.log").read_text()
 
     def edlruns(self) -> dict[str, list[int]]:
         """Process numbers of living ``edlrun``s, by job."""

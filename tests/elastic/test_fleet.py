@@ -17,6 +17,7 @@ from fleet_daemon import FleetDaemon
 from harness import HERE, REPOSITORY, Job, outcome_of, prepare
 from invariants import check_faults, check_ledger, check_replicas
 from training import Training
+from waiting import until
 
 from edl_hvd.fleet.events import TimePassed
 from edl_hvd.fleet.replay import decide_again
@@ -75,10 +76,7 @@ def test_a_job_that_ended_while_no_daemon_ran_is_known_to_have_ended(tmp_path):
 def kill_whole(fleet: FleetDaemon, pid: int) -> None:
     """Kill an ``edlrun`` and wait until it is gone."""
     os.kill(pid, signal.SIGKILL)
-    deadline_s = time.monotonic() + 60
-    while pid in fleet.edlruns().get("one", []):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    until(lambda: pid not in fleet.edlruns().get("one", []))
 
 
 def test_a_daemon_that_is_killed_between_two_steps_of_a_start_leaves_nothing(tmp_path):

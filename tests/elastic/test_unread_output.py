@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from waiting import LONG_S
+from waiting import LONG_S, until
 
 HERE = Path(__file__).parent
 EDLRUN = str(Path(sys.executable).with_name("edlrun"))
@@ -90,11 +89,7 @@ train(edl_hvd.State())
         cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as job:  # fmt: skip
         try:
-            deadline_s = time.monotonic() + LONG_S
-            while not (tmp_path / "came back").exists():
-                assert time.monotonic() < deadline_s, "nobody started the worker again"
-                assert job.poll() is None
-                time.sleep(0.02)
+            until((tmp_path / "came back").exists, lambda: None if job.poll() is None else "the job has ended")
             assert job.stdout is not None
             printed = job.stdout.read()
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 
 import pytest
@@ -13,7 +12,7 @@ from catalogue.kept import Tempered
 from catalogue.structure import momentum_sgd, prepare
 from idioms import Idiom, Job, differences
 from simulation import Fault, Simulation
-from waiting import LONG_S
+from waiting import until
 
 import edl_hvd
 from edl_hvd.checkpoint import steps
@@ -40,10 +39,7 @@ def test_a_process_that_goes_on_from_a_checkpoint_in_mid_epoch_learns_the_same(
     def dies(model: Tempered, inputs: torch.Tensor) -> torch.Tensor:
         calls.append(1)
         if len(calls) == step + 1:
-            deadline_s = time.monotonic() + LONG_S
-            while not any(steps(storage)):  # the first one is written beside the training
-                assert time.monotonic() < deadline_s
-                time.sleep(0.01)
+            until(lambda: any(steps(storage)))  # the first one is written beside the training
             raise EndOfProcess
         return forward(model, inputs)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import queue
 import subprocess
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing.process import BaseProcess
@@ -66,3 +68,23 @@ def soon(awaited: Any, timeout_s: float = LONG_S) -> Any:
         if awaited.done():
             raise
     raise AssertionError(f"{awaited!r} did not come within {timeout_s:g} s")
+
+
+def until(holds: Callable[[], object], failure: Callable[[], str | None] = lambda: None, every_s: float = 0.01) -> None:
+    """Ask until the answer is true.
+
+    Args:
+        holds: What is asked.
+        failure: Why it can no longer become true, asked as well; ``None`` while it can.
+        every_s: Pause between two questions.
+
+    Raises:
+        AssertionError: It cannot become true, or has not within ``LONG_S``.
+    """
+    __tracebackhide__ = True
+    deadline_s = time.monotonic() + LONG_S
+    while not holds():
+        why = failure()
+        assert why is None, why
+        assert time.monotonic() < deadline_s, f"it was not so within {LONG_S:g} s"
+        time.sleep(every_s)

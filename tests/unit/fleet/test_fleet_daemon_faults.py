@@ -10,13 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from waiting import LONG_S, soon
+from waiting import LONG_S, soon, until
 
 from edl_hvd.cli.main import commands
 from edl_hvd.driver.job_folder import requests
@@ -37,11 +36,7 @@ class Daemon:
         self.until(lambda: is_served(state))
 
     def until(self, holds: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + LONG_S
-        while not holds():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline_s, self.log.read_text()
-            time.sleep(0.02)
+        until(holds, lambda: None if self.process.poll() is None else self.log.read_text())
 
     def said(self) -> list[str]:
         """The lines that it has printed, without the first, which says where it serves."""

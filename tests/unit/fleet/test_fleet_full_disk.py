@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import LONG_S
+from waiting import LONG_S, until
 
 from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.sources.hostfile import FixedHosts
-from edl_hvd.errors import PlatformError
 from edl_hvd.fleet import runs
 from edl_hvd.fleet.events import FleetEvent
 from edl_hvd.fleet.keeper import Keeper
-from edl_hvd.fleet.messages import Agreed, FleetView, Refused, StopRequest, SubmitRequest, ViewRequest, call
+from edl_hvd.fleet.messages import (
+    Agreed,
+    FleetView,
+    Refused,
+    StopRequest,
+    SubmitRequest,
+    ViewRequest,
+    call,
+    is_served,
+)
 from edl_hvd.fleet.replay import decide_again
 from edl_hvd.fleet.state import Fleet, FleetRules, JobSpec
 from edl_hvd.fleet.store import FleetDiskFullError, FleetStore, read_fleet_history
@@ -36,6 +43,7 @@ def serve(folder: Path, slots: int, use: Callable[[Keeper], None]) -> list[str]:
     async def run() -> None:
         daemon = asyncio.create_task(keeper.run())
         try:
+            await asyncio.to_thread(until, lambda: is_served(folder))
             await asyncio.wait_for(asyncio.to_thread(use, keeper), LONG_S)
         finally:
             keeper._ending.set()
@@ -45,26 +53,23 @@ def serve(folder: Path, slots: int, use: Callable[[Keeper], None]) -> list[str]:
     return told
 
 
-def until(holds: Callable[[], Any]) -> None:
-    deadline_s = time.monotonic() + 30
-    while True:
-        try:
-            if holds():
-                return
-        except PlatformError:  # it has not begun to listen
-            pass
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def jobs(folder: Path) -> list[str]:
     view = call(folder, ViewRequest())
     assert isinstance(view, FleetView)
     return [row.job.name for row in view.jobs]
 
 
-def test_a_request_is_refused_while_the_disk_is_full_and_granted_afterwards(tmp_path: Path) -> None:
+def test_a_request_is_refused_while_the_disk_is_full_and_granted_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = SubmitRequest(JobSpec("large", ("true", "x" * 100_000), "/", 1, 1))
+    turn, turns = Keeper._turn, [0]
+
+    def counted(keeper: Keeper) -> None:
+        turn(keeper)
+        turns[0] += 1
+
+    monkeypatch.setattr(Keeper, "_turn", counted)
 
     def use(keeper: Keeper) -> None:
         until(lambda: jobs(tmp_path) == [])
@@ -77,7 +82,8 @@ def test_a_request_is_refused_while_the_disk_is_full_and_granted_afterwards(tmp_
                 f"the state of the fleet in {tmp_path / 'fleet.sqlite'} cannot be written: the disk is full (database "
                 f"or disk is full); expected some room in {tmp_path}; make room, and ask again"
             )
-            time.sleep(0.15)
+            seen = turns[0]
+            until(lambda seen=seen: turns[0] > seen + 1)  # it looks for room meanwhile
         assert jobs(tmp_path) == []
         asyncio.run_coroutine_threadsafe(limit(keeper, 1 << 20), loop(keeper)).result(30)
         assert isinstance(call(tmp_path, large), Agreed)

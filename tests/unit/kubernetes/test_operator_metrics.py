@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from test_operator_turn import item
+from waiting import until
 
 from edl_hvd.cli.metrics_text import operator_metrics
 from edl_hvd.errors import ObjectMissingError, PlatformError
@@ -127,10 +128,7 @@ class MemoryStream:
 
 def turn(operator: Operator) -> None:
     """A turn, once everything is listed."""
-    ends_s = time.monotonic() + 300
-    while not operator.act():
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
+    until(operator.act)
 
 
 Samples = dict[tuple[str, str], float]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from clocks import FakeClock
-from waiting import LONG_S
+from waiting import until
 
 from edl_hvd.driver.status import Status, TrainingProgress, report_of
 from edl_hvd.errors import UsageError
@@ -24,13 +22,6 @@ from edl_hvd.status_server import Document, StatusServer
 from edl_hvd.timings import Timing
 
 REPORT = JobReport("training", 2, 700, 3110.4, 9100.0, (1, 2, 4), (410.0, 800.0, 1540.0), 7.2e6, 0.4)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LONG_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 # --- asking ---
@@ -81,7 +72,7 @@ def test_a_launcher_that_hangs_holds_up_neither_the_turn_nor_others():
     reports = Reports(ask, clock)
     launchers = {"one": "hangs", "two": "answers"}
     reports.of(launchers)
-    wait_until(lambda: reports.of(launchers) == {"two": REPORT})
+    until(lambda: reports.of(launchers) == {"two": REPORT})
     hanging.set()
     reports.close()
 
@@ -100,7 +91,7 @@ def test_each_is_asked_every_ten_seconds_and_sooner_before_it_has_a_curve():
         clock.sleep(pause_s)
         count = len(asked)
         reports.of({"one": "a"})
-        wait_until(lambda count=count: len(asked) > count and not reports._asking)
+        until(lambda count=count: len(asked) > count and not reports._asking)
         clock.sleep(FIRST_EVERY_S / 2)
         reports.of({"one": "a"})
         clock.sleep(-FIRST_EVERY_S / 2)
@@ -116,7 +107,7 @@ def test_a_job_that_measures_nothing_is_asked_every_ten_seconds_after_a_minute()
     reports = Reports(lambda address: asked.append(clock.monotonic_s()), clock)
     for _ in range(50):
         reports.of({"one": "a"})
-        wait_until(lambda: not reports._asking)
+        until(lambda: not reports._asking)
         clock.sleep(FIRST_EVERY_S)
     assert len(asked) == 30 + 4
     reports.close()

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import pytest
 from children import CollectedOutput, lives, python
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import LONG_S, until
 
 from edl_hvd.agent_channel import ERROR, EXIT, HEADER, LARGEST_FRAME_BYTES, OUTPUT, take_frames
 from edl_hvd.agent_protocol import AgentHello, Challenge, Conversation, greet_driver
@@ -34,7 +34,6 @@ from edl_hvd.protocol import vocabulary
 
 TOKEN, OTHER = "the-token-of-this-job", "the-token-of-another-job"
 B = HostSlots("b", 2)
-LONG_S = 60.0
 
 
 @pytest.fixture
@@ -63,14 +62,6 @@ class Agent:
     def ended(self) -> int | None:
         self._thread.join(LONG_S)
         return self.code
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """The limit only ends a test that would hang."""
-    ends_s = time.monotonic() + LONG_S
-    while not holds():
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
 
 
 @dataclass(frozen=True)

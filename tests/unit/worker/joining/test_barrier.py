@@ -1,11 +1,10 @@
 import queue
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from waiting import soon
+from waiting import soon, until
 
 from edl_hvd.key_value_store import KeyValueStore, StoreAddress
 from edl_hvd.worker.joining.barrier import Barrier, JoinRequest
@@ -53,10 +52,7 @@ def world(come):
 
 
 def waiting(store, count):
-    deadline_s = time.monotonic() + PATIENCE_S
-    while sum(len(exchange.parts) for exchange in [*store._exchanges.values()]) < count:
-        assert time.monotonic() < deadline_s, f"{count} members have not come"
-        time.sleep(0.001)
+    until(lambda: sum(len(exchange.parts) for exchange in [*store._exchanges.values()]) >= count, every_s=0.001)
 
 
 def test_a_member_that_does_not_come_ends_the_barrier_for_all(store, come):
