@@ -51,6 +51,11 @@ class FunctionReruns:
         self._has_looked = False  # at these objects, when the first epoch was over
         self._data_sets = DataSetValues(store, warn_once)
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether the present epoch has begun in another world, and goes on."""
+        return self._is_continued
+
     def begin_function(self) -> None:
         """The elastic function is about to run, for the first time or again."""
         self._options = numeric_options(self._optimizers) if self._store.step else None

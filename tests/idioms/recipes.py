@@ -63,6 +63,8 @@ made again counts twice: keep it in `State`, too, or give the object `state_dict
 it to `State`.
   A sum from the top of an epoch, such as `running_loss = 0.0`, `AverageMeter()` or `losses.reset()`, is one of the \
 epoch's rest where that is continued: a warning names it, and a metric of `edl_hvd.metrics` in `State` counts the whole.
+  So a counter of the loop, as in `for i, step in enumerate(state.steps(loader)):`, begins at 0 again there, which a \
+warning says as well: count with `step.number`.
   A module that is not in `State`, such as a criterion whose smoothing falls, is named in a warning as well.
   A tensor, list or dictionary that you give to `State` stays the same object, on workers that join, too, until you \
 set the attribute to another.
