@@ -235,6 +235,15 @@ class FunctionReruns:
                 "load_state_dict() and give it to State",
             )
 
+        names = objects.lost_variables()
+        if names:
+            self._warn_once(
+                "function.shared",
+                "variables that the loop changes through nonlocal or global begin anew on each worker that joins, and "
+                f"count twice where a step is made again: {', '.join(names[:_MOST_NAMES])}; keep in State what the "
+                f"loop changes, as state.{names[0]}",
+            )
+
     def _warn_of_writes(self, changes: TopChanges, is_first: bool) -> None:
         """Warn of what the function has changed before a loop over epochs, where it had changed it in a run before.
 

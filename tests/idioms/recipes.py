@@ -65,6 +65,8 @@ it to `State`.
 epoch's rest where that is continued: a warning names it, and a metric of `edl_hvd.metrics` in `State` counts the whole.
   So a counter of the loop, as in `for i, step in enumerate(state.steps(loader)):`, begins at 0 again there, which a \
 warning says as well: count with `step.number`.
+  A variable that the loop changes through `nonlocal` or `global` has its first value on a worker that joins, and is \
+named in a warning, too.
   A module that is not in `State`, such as a criterion whose smoothing falls, is named in a warning as well.
   A tensor, list or dictionary that you give to `State` stays the same object, on workers that join, too, until you \
 set the attribute to another.
