@@ -299,6 +299,16 @@ class FunctionReruns:
                 f"all workers have, and give {names[0].partition('.')[0]} to State",
             )
 
+        names = self._objects.moved_generators()
+        if names:
+            self._warn_once(
+                "function.generators",
+                f"{', '.join(names[:_MOST_NAMES])} has been drawn from in the training and is not in State: each "
+                "worker has its own, so what is drawn may depend on how many workers there are, and one that joins "
+                "begins anew; draw from torch, numpy or random themselves, which are seeded alike in every world, or, "
+                "at the level of a step or an epoch, from a generator that State(…) was given",
+            )
+
     def _warn_of_options(self) -> None:
         """Warn where the function has set options of optimizers before its first epoch, as it does in each world."""
         before, self._options = self._options, None

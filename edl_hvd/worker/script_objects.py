@@ -23,6 +23,7 @@ import numpy
 import torch
 
 from edl_hvd.worker.commits.state_store import StateStore
+from edl_hvd.worker.script_generators import GENERATORS, ScriptGenerators, of_loader
 from edl_hvd.worker.script_locals import SeenValue, is_of_script, script_frames, variables_of
 from edl_hvd.worker.shared_variables import SharedVariables
 
@@ -75,6 +76,8 @@ class _Reached:
     objects: list[tuple[str, Any]] = field(default_factory=list)
     modules: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
     functions: list[FunctionType] = field(default_factory=list)
+    generators: list[tuple[str, Any]] = field(default_factory=list)
+    of_loaders: set[int] = field(default_factory=set)
     _pending: deque[tuple[str, Any]] = field(default_factory=deque)
     _seen: set[int] = field(default_factory=set)
 
@@ -97,7 +100,11 @@ class _Reached:
         kind = type(value)
         if isinstance(value, torch.nn.Module):
             self.modules.append((name, value))
-        if kind is MethodType:
+        self.of_loaders.update(of_loader(value))
+        if isinstance(value, GENERATORS):
+            self._seen.add(id(value))
+            self.generators.append((name, value))
+        elif kind is MethodType:
             self._pending.append(("self", value.__self__))
         elif kind is FunctionType:
             self._visit_function(value)
@@ -139,12 +146,17 @@ class ScriptObjects:
         self._names: dict[type, set[str]] = {}
         self._codes: list[_Code] = []
         self._shared: SharedVariables | None = None
+        self._generators: ScriptGenerators | None = None
+        self._of_loaders: set[int] = set()
         with contextlib.suppress(Exception):  # a script may hold anything, and this is no more than advice
             reached = _Reached(kept_by(store), self._codes)
             reached.follow(frames[::-1])
             self._mark(reached.objects)
             self._mark_modules(reached.modules)
             self._shared = SharedVariables(frames, reached.functions)
+            self._of_loaders = reached.of_loaders
+            codes = [(code.code, code.place) for code in self._codes]
+            self._generators = ScriptGenerators(reached.generators, codes)
 
     def _mark(self, objects: Iterable[tuple[str, Any]]) -> None:
         for path, value in objects:
@@ -204,6 +216,11 @@ class ScriptObjects:
             found += self._lost()
             found += self._moved_in_modules()
         return sorted(set(found))
+
+    def moved_generators(self) -> list[str]:
+        """Return the names of random generators that are not in State and that the script has drawn from."""
+        kept = kept_by(self._store) | self._of_loaders
+        return [] if self._generators is None else self._generators.moved(kept)
 
     def lost_variables(self) -> list[str]:
         """Return the names of variables of the functions around that have changed and that the script counts on."""

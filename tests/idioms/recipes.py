@@ -56,6 +56,8 @@ workers: gradients are weighted by samples.
 `step.record(loss=loss)` and `step.mean("loss")`, and keep only that in `state`.
 - **Random numbers are seeded by place.** What a script draws in the loop does not depend on the number of workers, \
 and is not what plain PyTorch draws; what has to be the same there belongs into the data set.
+  A generator of your own, such as `numpy.random.default_rng(0)`, is not: a warning names it.
+  Give it to `State` and draw from it at the level of a step, or draw from `torch`, `numpy` or `random` themselves.
 - **What the loop changes belongs into `State`.** The elastic function runs again in each world, so a local variable, \
 such as the best accuracy so far or a copy of the best weights, begins anew; a warning names it when that happens.
   So does a number on an object of your own, such as `trainer.global_step`, on a worker that joins, and a step that is \
