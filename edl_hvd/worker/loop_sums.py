@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -102,7 +103,7 @@ def _parts_of(value: Any, depth: int = 0) -> Any:
         return value.tolist() if value.size <= _MOST_PARTS else None
     if isinstance(value, dict):
         return _numbers(value, depth) if len(value) <= _MOST_PARTS else None
-    if isinstance(value, list):
+    if isinstance(value, (list, deque)):
         inside = _numbers(dict(enumerate(value)), depth, but=_ITEMS) if len(value) <= _MOST_PARTS else {}
         return [len(value), inside] if inside else len(value)
     if isinstance(value, set):

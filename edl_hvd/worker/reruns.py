@@ -51,6 +51,11 @@ class FunctionReruns:
         self._has_looked = False  # at these objects, when the first epoch was over
         self._data_sets = DataSetValues(store, warn_once)
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether the present epoch has begun in another world, and goes on."""
+        return self._is_continued
+
     def begin_function(self) -> None:
         """The elastic function is about to run, for the first time or again."""
         self._options = numeric_options(self._optimizers) if self._store.step else None
@@ -230,6 +235,15 @@ class FunctionReruns:
                 "load_state_dict() and give it to State",
             )
 
+        names = objects.lost_variables()
+        if names:
+            self._warn_once(
+                "function.shared",
+                "variables that the loop changes through nonlocal or global begin anew on each worker that joins, and "
+                f"count twice where a step is made again: {', '.join(names[:_MOST_NAMES])}; keep in State what the "
+                f"loop changes, as state.{names[0]}",
+            )
+
     def _warn_of_writes(self, changes: TopChanges, is_first: bool) -> None:
         """Warn of what the function has changed before a loop over epochs, where it had changed it in a run before.
 
@@ -283,6 +297,16 @@ class FunctionReruns:
                 f"{', '.join(names[:_MOST_NAMES])} has changed in the training and is not in State: each worker has "
                 "its own, and one that joins has the first values; change it behind the loop over a step, from what "
                 f"all workers have, and give {names[0].partition('.')[0]} to State",
+            )
+
+        names = self._objects.moved_generators()
+        if names:
+            self._warn_once(
+                "function.generators",
+                f"{', '.join(names[:_MOST_NAMES])} has been drawn from in the training and is not in State: each "
+                "worker has its own, so what is drawn may depend on how many workers there are, and one that joins "
+                "begins anew; draw from torch, numpy or random themselves, which are seeded alike in every world, or, "
+                "at the level of a step or an epoch, from a generator that State(…) was given",
             )
 
     def _warn_of_options(self) -> None:

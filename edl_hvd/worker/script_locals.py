@@ -13,6 +13,7 @@ import re
 import sys
 import sysconfig
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ class SeenValue:
         if isinstance(value, numpy.ndarray):
             is_compared = value.size <= _SMALL_ARRAY and not value.dtype.hasobject
             return cls((id(value), value.tobytes() if is_compared else None))
-        return cls((id(value), len(value) if isinstance(value, (list, dict, set)) else None))
+        return cls((id(value), len(value) if isinstance(value, (list, dict, set, deque)) else None))
 
     def has_changed(self, now: Any) -> bool:
         """Whether the variable has another value now, which is not a time of day."""

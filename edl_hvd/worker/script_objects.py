@@ -23,7 +23,9 @@ import numpy
 import torch
 
 from edl_hvd.worker.commits.state_store import StateStore
+from edl_hvd.worker.script_generators import GENERATORS, ScriptGenerators, of_loader
 from edl_hvd.worker.script_locals import SeenValue, is_of_script, script_frames, variables_of
+from edl_hvd.worker.shared_variables import SharedVariables
 
 _MOST_OBJECTS, _MOST_NUMBERS, _DEEPEST = 300, 300, 2
 # What a new object has, or one that is loaded, says nothing of what the loop does.
@@ -73,6 +75,9 @@ class _Reached:
     codes: list[_Code]
     objects: list[tuple[str, Any]] = field(default_factory=list)
     modules: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
+    functions: list[FunctionType] = field(default_factory=list)
+    generators: list[tuple[str, Any]] = field(default_factory=list)
+    of_loaders: set[int] = field(default_factory=set)
     _pending: deque[tuple[str, Any]] = field(default_factory=deque)
     _seen: set[int] = field(default_factory=set)
 
@@ -95,7 +100,11 @@ class _Reached:
         kind = type(value)
         if isinstance(value, torch.nn.Module):
             self.modules.append((name, value))
-        if kind is MethodType:
+        self.of_loaders.update(of_loader(value))
+        if isinstance(value, GENERATORS):
+            self._seen.add(id(value))
+            self.generators.append((name, value))
+        elif kind is MethodType:
             self._pending.append(("self", value.__self__))
         elif kind is FunctionType:
             self._visit_function(value)
@@ -113,6 +122,7 @@ class _Reached:
             return
         self._seen.add(id(code))
         self.codes.append(_Code(code, owner))
+        self.functions.append(function)
         self._pending += _globals_of(code, function.__globals__)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             try:
@@ -135,11 +145,18 @@ class ScriptObjects:
         self._modules: list[_Number] = []
         self._names: dict[type, set[str]] = {}
         self._codes: list[_Code] = []
+        self._shared: SharedVariables | None = None
+        self._generators: ScriptGenerators | None = None
+        self._of_loaders: set[int] = set()
         with contextlib.suppress(Exception):  # a script may hold anything, and this is no more than advice
             reached = _Reached(kept_by(store), self._codes)
             reached.follow(frames[::-1])
             self._mark(reached.objects)
             self._mark_modules(reached.modules)
+            self._shared = SharedVariables(frames, reached.functions)
+            self._of_loaders = reached.of_loaders
+            codes = [(code.code, code.place) for code in self._codes]
+            self._generators = ScriptGenerators(reached.generators, codes)
 
     def _mark(self, objects: Iterable[tuple[str, Any]]) -> None:
         for path, value in objects:
@@ -200,6 +217,15 @@ class ScriptObjects:
             found += self._moved_in_modules()
         return sorted(set(found))
 
+    def moved_generators(self) -> list[str]:
+        """Return the names of random generators that are not in State and that the script has drawn from."""
+        kept = kept_by(self._store) | self._of_loaders
+        return [] if self._generators is None else self._generators.moved(kept)
+
+    def lost_variables(self) -> list[str]:
+        """Return the names of variables of the functions around that have changed and that the script counts on."""
+        return [] if self._shared is None else self._shared.lost(kept_by(self._store))
+
     def _lost(self) -> Iterator[str]:
         kept = kept_by(self._store)
         for number in self._numbers:
@@ -207,9 +233,12 @@ class ScriptObjects:
             if owner is None or id(owner) in kept or _ONLY_SHOWN.search(type(owner).__name__):
                 continue
             now = _numbers_of(owner)
-            if number.name in now and number.value.has_changed(now[number.name]):
+            if now.get(number.name) is not None and number.value.has_changed(now[number.name]):
                 is_moment = isinstance(now[number.name], float)
-                if _is_counted_on(number.name, self._codes_for(number.name, type(owner)), is_moment):
+                # What is None until it is needed, and is set in one place, is the same wherever it is computed.
+                most_sets = 1 if number.value == SeenValue.of(None) else 0
+                codes = self._codes_for(number.name, type(owner))
+                if _is_counted_on(number.name, codes, is_moment, most_sets):
                     yield number.path
 
     def _codes_for(self, name: str, kind: type) -> Iterator[_Code]:
@@ -241,13 +270,16 @@ def _attributes_of(value: Any) -> dict[str, Any]:
 
 
 def _numbers_of(value: Any) -> dict[str, Any]:
-    """Return the numbers, tensors and arrays that are attributes of an object, or of its class of the script."""
+    """Return the numbers, tensors and arrays that are attributes of an object, or of its class of the script.
+
+    With those that are ``None``, and may be numbers later.
+    """
     found: dict[str, Any] = {}
     for kind in reversed(type(value).__mro__):
         if is_of_script(kind):
             found.update(vars(kind))
     found.update(_attributes_of(value))
-    return {name: one for name, one in found.items() if _is_number(one)}
+    return {name: one for name, one in found.items() if one is None or _is_number(one)}
 
 
 def _numbers_in(module: torch.nn.Module) -> dict[str, Any]:
@@ -290,15 +322,16 @@ def _globals_of(code: CodeType, variables: dict[str, Any]) -> list[tuple[str, An
     return [(name, variables[name]) for name in names if name in variables]
 
 
-def _is_counted_on(name: str, codes: Iterable[_Code], is_moment: bool) -> bool:
+def _is_counted_on(name: str, codes: Iterable[_Code], is_moment: bool, most_sets: int = 0) -> bool:
     """Whether code computes an attribute from its former value, reads it elsewhere, and nowhere sets it anew.
 
     Args:
         name: Name of the attribute.
         codes: Code that may use it.
         is_moment: It may be one, so that code which reads a clock does not count.
+        most_sets: Number of places in which it may be set without being counted on.
     """
-    is_moved = is_read = False
+    sets, is_read = 0, False
     for one in codes:
         for part in _parts_of(one.code):
             if name not in part.co_names or part.co_name in _MAKERS:
@@ -307,9 +340,9 @@ def _is_counted_on(name: str, codes: Iterable[_Code], is_moment: bool) -> bool:
             for uses in _uses(part, name, one.place if part is one.code else 0).values():
                 if uses[0] == "set" or (may_be_moment and "set" in uses):
                     return False
-                is_moved |= "set" in uses
+                sets += uses.count("set")
                 is_read |= "read" in uses
-    return is_moved and is_read
+    return sets > most_sets and is_read
 
 
 def _uses(code: CodeType, name: str, place: int) -> dict[Any, list[str]]:

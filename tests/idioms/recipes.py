@@ -56,6 +56,8 @@ workers: gradients are weighted by samples.
 `step.record(loss=loss)` and `step.mean("loss")`, and keep only that in `state`.
 - **Random numbers are seeded by place.** What a script draws in the loop does not depend on the number of workers, \
 and is not what plain PyTorch draws; what has to be the same there belongs into the data set.
+  A generator of your own, such as `numpy.random.default_rng(0)`, is not: a warning names it.
+  Give it to `State` and draw from it at the level of a step, or draw from `torch`, `numpy` or `random` themselves.
 - **What the loop changes belongs into `State`.** The elastic function runs again in each world, so a local variable, \
 such as the best accuracy so far or a copy of the best weights, begins anew; a warning names it when that happens.
   So does a number on an object of your own, such as `trainer.global_step`, on a worker that joins, and a step that is \
@@ -63,6 +65,10 @@ made again counts twice: keep it in `State`, too, or give the object `state_dict
 it to `State`.
   A sum from the top of an epoch, such as `running_loss = 0.0`, `AverageMeter()` or `losses.reset()`, is one of the \
 epoch's rest where that is continued: a warning names it, and a metric of `edl_hvd.metrics` in `State` counts the whole.
+  So a counter of the loop, as in `for i, step in enumerate(state.steps(loader)):`, begins at 0 again there, which a \
+warning says as well: count with `step.number`.
+  A variable that the loop changes through `nonlocal` or `global` has its first value on a worker that joins, and is \
+named in a warning, too.
   A module that is not in `State`, such as a criterion whose smoothing falls, is named in a warning as well.
   A tensor, list or dictionary that you give to `State` stays the same object, on workers that join, too, until you \
 set the attribute to another.

@@ -6,6 +6,7 @@ import copy
 import time
 import warnings
 import weakref
+from collections import deque
 
 import pytest
 import torch
@@ -69,6 +70,22 @@ def running_sum(job: Job) -> None:
     train(state)
 
 
+def last_losses(job: Job) -> None:
+    """The last losses, of which the mean decides."""
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        recent: deque = deque(maxlen=100)
+        for _ in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                recent.append(trained(step, model, optimizer))
+                if sum(recent) / len(recent) < 0.1:
+                    break
+
+    train(state)
+
+
 class Trainer:
     """The loop lies in a method, which the elastic function calls."""
 
@@ -123,6 +140,7 @@ def nothing_that_counts(job: Job) -> None:
         (best_weights, "best_weights, best_loss"),
         (running_sum, "seen, history, total"),
         (in_a_method, "patience"),
+        (last_losses, "recent"),
         (nothing_that_counts, ""),
     ],
 )

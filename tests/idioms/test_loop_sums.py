@@ -125,6 +125,7 @@ def of_meters(job: Job) -> None:
             sums: dict = defaultdict(float)
             pair = [AverageMeter("first"), AverageMeter("second")]
             nested = {"train": {"loss": 0.0}, "steps": [0, 0]}
+            recent: deque = deque(maxlen=20)
             logger = MetricLogger()
             logger.update(loss=0.0)
             constants = {"scale": {"loss": 2.0}, "names": ["loss"]}
@@ -134,6 +135,7 @@ def of_meters(job: Job) -> None:
                 sums["loss"] += loss
                 pair[0].update(loss)
                 nested["train"]["loss"] += loss
+                recent.append(loss)
                 logger.update(loss=loss)
 
     train(state)
@@ -257,7 +259,7 @@ def said_of(script, fault: Fault) -> set[str]:
         (of_the_tutorial, "right, running_loss"),
         (in_a_function, "batch_time, counts, losses"),
         (with_a_reset, "losses"),
-        (of_meters, "logger, meters, nested, pair, sums"),
+        (of_meters, "logger, meters, nested, pair, recent, sums"),
         (in_state, ""),
         (meters_in_state, ""),
     ],

@@ -22,6 +22,7 @@ from edl_hvd.rescale.policy import GlobalBatch
 from edl_hvd.worker import process
 from edl_hvd.worker.batch_loops.body_watch import BodyWatch
 from edl_hvd.worker.batch_loops.loader_checks import check_models, check_schedulers, next_item, sampler_of
+from edl_hvd.worker.loop_counters import LoopCounters
 from edl_hvd.worker.position import LeftLoop, LoopPlace, position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import FinishedEpoch, Runtime
@@ -222,6 +223,30 @@ class EpochLoop:
         self.reduction.vote = self.runtime.vote_after(step.samples)
         self.reduction.begin(MicroBatch(0, step.samples, first=True, last=True, unit=unit))
 
+    def counters(self, way: str, needs_two: bool = False) -> LoopCounters:
+        """What looks at the script's counters of steps, where the epoch goes on.
+
+        Args:
+            way: How the script can count instead.
+            needs_two: See ``LoopCounters``.
+        """
+        epoch = self.runtime.store.epoch
+
+        def warn(name: str, value: int) -> None:
+            self.runtime.warn_once(
+                "continued counter",
+                f"{name} is {value} again in the middle of epoch {epoch}, which is continued after a change of the "
+                "world or from a checkpoint, so what is computed from it differs from a job without interruption; "
+                f"count with {way}, the number of steps of the whole run",
+            )
+
+        return LoopCounters(warn, needs_two, is_over=not self.runtime.reruns.is_continued)
+
+    def right_counts(self, step: GlobalStep) -> set[int]:
+        """What a counter may be in a step that has not begun anew: of the run or of the epoch, from 0 or from 1."""
+        number, in_epoch = self.runtime.store.step, step.offset // self.global_batch
+        return {number, number + 1, in_epoch, in_epoch + 1}
+
     def seed_step(self, step: GlobalStep, loop: int) -> None:
         """What the script draws at step level is the same on every worker."""
         seed_everything(self.sampler.seed, self.sampler.epoch, step.offset, _STEP_LEVEL, loop)
@@ -328,6 +353,7 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
         return
     loop.begin()
     watch = BodyWatch(runtime)
+    counters = loop.counters("state.step", needs_two=True)
     trains = None
     for global_step, items in loop.global_steps():
         loop.deal(global_step)
@@ -347,6 +373,8 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
                 raise
             process.refuse_broken_world()
             watch.end(sys._getframe(1), part.first)
+            if position.per_step == 1:  # else it counts something else, which BodyWatch says
+                counters.look(loop.right_counts(global_step))
             position.place = LoopPlace.OUTSIDE
             loop.buffers.end_pass()
         others_leave = loop.join_others(global_step, has_idle)

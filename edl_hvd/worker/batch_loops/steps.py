@@ -26,7 +26,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
         return
     loop.begin()
     loop.reduction.deferred = True
-    watch = NumbersWatch(runtime)
+    watch, counters = NumbersWatch(runtime), loop.counters("step.number")
     for global_step, items in loop.global_steps():
         loop.deal(global_step)
         position.place = LoopPlace.STEP
@@ -46,6 +46,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
             raise
         process.refuse_broken_world()
         position.refuse_left_early()
+        counters.look(loop.right_counts(global_step))
         position.place = LoopPlace.OUTSIDE
         step.end()
         loop.count(global_step)
