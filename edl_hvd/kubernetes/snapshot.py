@@ -15,8 +15,12 @@ MPI_GROUP, MPI_VERSION, MPI_KIND = "kubeflow.org", "v2beta1", "MPIJob"
 MPI_ROLE_LABEL = "training.kubeflow.org/job-role"
 LEAST_NOTE, MOST_NOTE = f"{GROUP}/min-workers", f"{GROUP}/max-workers"
 RESIZED_NOTE, WHY_NOTE = f"{GROUP}/resized-at", f"{GROUP}/why"
-QUEUE_LABEL, GROUP_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"
-GROUP_COUNT_NOTE = "kueue.x-k8s.io/pod-group-total-count"
+KUEUE = "kueue.x-k8s.io/"
+QUEUE_LABEL, GROUP_LABEL, GROUP_COUNT_NOTE = (
+    f"{KUEUE}queue-name",
+    f"{KUEUE}pod-group-name",
+    f"{KUEUE}pod-group-total-count",
+)
 WORKER, LAUNCHER = "worker", "launcher"
 FLOOR, EXTRA = "floor", "extra"
 FLOOR_CLASS, EXTRA_CLASS = "edl-hvd-floor", "edl-hvd-extra"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,7 +13,16 @@ from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.job_report import JobReport
 from edl_hvd.kubernetes.parsing import epoch_s
-from edl_hvd.kubernetes.snapshot import JOB_LABEL, ROLE_LABEL, WORKER, SeenGuest, SeenJob, SeenPod, TrainingJobSpec
+from edl_hvd.kubernetes.snapshot import (
+    JOB_LABEL,
+    KUEUE,
+    ROLE_LABEL,
+    WORKER,
+    SeenGuest,
+    SeenJob,
+    SeenPod,
+    TrainingJobSpec,
+)
 from edl_hvd.planning.values import Curve, WaitReason
 from edl_hvd.timings import SHARED_TIMINGS, Timing, pooled, read_timings
 from edl_hvd.values import count
@@ -22,6 +31,8 @@ _LONGEST_SENTENCE = 900
 # Of an event's message Kubernetes takes 1024 characters.
 _PROGRESS_EVERY_S = 30.0
 # Of a job that trains: each time is a write, and thousands of jobs may share an API server.
+_WORKLOADS = "workloads.kueue.x-k8s.io"
+# By its whole name: later versions of Kubernetes have a resource "workloads" of their own.
 _NEWS = 0.1
 # Part by which a measurement differs from the known one before the plan is made from it.
 
@@ -144,6 +155,7 @@ class JobState:
         has_workers: Whether any worker is still there.
         missing_class: PriorityClass that it needs and the cluster has not.
         report: What it has said of its work; ``None``: nothing.
+        misplaced: Number of workers that Kueue keeps to labels which their node lacks, by node and labels.
     """
 
     job: SeenJob
@@ -159,6 +171,7 @@ class JobState:
     has_workers: bool
     missing_class: str
     report: JobReport | None = None
+    misplaced: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def desired(self) -> int:
@@ -169,6 +182,11 @@ class JobState:
     def trains(self) -> bool:
         """Whether its launcher and some of its workers run."""
         return self.launcher is not None and self.launcher.phase == "Running" and self.running > 0
+
+    @property
+    def is_in_kueue(self) -> bool:
+        """Whether Kueue holds any worker."""
+        return any(gate.startswith(KUEUE) for gate in self.held)
 
     @property
     def is_gone(self) -> bool:
@@ -270,16 +288,30 @@ def _conditions(state: JobState, phase: str) -> dict[str, _Condition]:
         is_preempted = bool(state.job.status.get("launched"))
         reason = "Preempted" if is_preempted else "Waits"
         found["Suspended"] = _Condition(state.is_gone and is_preempted, reason, state.why)
-    has_floor = spec is not None and state.desired >= spec.least
-    waits = state.reason.value if state.reason is not None else "NotAsked"
-    found["Admitted"] = _Condition(has_floor, "Floor" if has_floor else waits, state.why or "it asks for no workers")
+    text = _counts_text(state)
+    is_held = state.is_in_kueue and spec is not None and state.running < spec.least <= state.desired
+    has_floor = spec is not None and state.desired >= spec.least and not is_held
+    waits = state.reason.value if state.reason is not None else "WaitsForQuota" if is_held else "NotAsked"
+    why = text if is_held else state.why or "it asks for no workers"
+    found["Admitted"] = _Condition(has_floor, "Floor" if has_floor else waits, why)
     is_changing = state.desired != state.running
     change = "Growing" if state.desired > state.running else "Shrinking"
+    found["Resizing"] = _Condition(is_changing, change if is_changing else "Settled", text)
+    return found
+
+
+def _counts_text(state: JobState) -> str:
+    """How many workers run, and what keeps others from it."""
     text = f"{state.running} of {count(state.desired, 'worker')} run"
     for gate, held in sorted(state.held.items()):
         text += f"; the scheduling gate {gate} holds {held}"
-    found["Resizing"] = _Condition(is_changing, change if is_changing else "Settled", text)
-    return found
+    if state.is_in_kueue:
+        text += f"; 'kubectl -n {state.job.namespace} describe {_WORKLOADS}' says why"
+    for (node, labels), lost in sorted(state.misplaced.items()):
+        text += f"; {count(lost, 'worker')} cannot start on {node}: it has no {labels}, as Kueue's flavor asks for"
+    if state.misplaced:
+        text += "; give the job a nodeSelector with the labels of one flavor"
+    return text
 
 
 def _placed(state: JobState, now_s: float) -> dict[str, Any]:

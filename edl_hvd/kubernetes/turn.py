@@ -46,6 +46,8 @@ _CLAIM_S = 120.0
 # A pod that finds no place within this time though room was made needs something else than room.
 _FAILED_STAYS_S, _MOST_FAILED = 10.0, 3
 # Workers that fail at once are replaced so often, and no more often.
+_ADMISSION_S = 10.0
+# Within which Kueue admits the worker that replaces a lost one, where there is quota for it.
 _ZONE = "topology.kubernetes.io/zone"
 
 
@@ -401,6 +403,7 @@ class _Turn:
                 has_workers=bool(pods.workers),
                 missing_class=self._missing_class(spec),
                 report=self.seen.reports.get(job.uid),
+                misplaced=Counter(filter(None, (self._misplaced(job, pod) for pod in pods.alive))),
             )
         )
         if spec is None or self._missing_class(spec):
@@ -411,6 +414,15 @@ class _Turn:
             self._leave(job, pods, keep_launcher=False)
         else:
             self._run(job, spec, pods, share, free[spec.resource])
+
+    def _misplaced(self, job: SeenJob, pod: SeenPod) -> tuple[str, str] | None:
+        """The node of a worker that Kueue has admitted for others, and the labels that the node lacks."""
+        node = self.nodes.get(pod.node)
+        if not job.queue or job.spec is None or node is None or pod.is_bound or pod.gates:
+            return None
+        given = sorted(set(pod.placement.selector) - set(job.spec.placement.selector))
+        lacking = [f"{name}={value}" for name, value in given if node.labels.get(name) != value]
+        return (node.name, ",".join(lacking)) if lacking else None
 
     def _missing_class(self, spec: TrainingJobSpec | None) -> str:
         """A PriorityClass that the job names and the cluster has not."""
@@ -451,8 +463,10 @@ class _Turn:
             there.sort(key=_first_to_stay)
             staying += there[:keep]
             leaving += there[keep:]
+        useless = _useless_extras(spec.least, pods.alive, self.now_s) if job.queue else []
         kept = _kept_for_now(spec.least, staying, leaving)
-        self.actions += [DeletePod(job, pod) for pod in leaving if pod not in kept]
+        self.actions += [DeletePod(job, pod) for pod in leaving if pod not in kept and pod not in useless]
+        self.actions += [DeletePod(job, pod) for pod in useless]
         failed = [pod for pod in pods.workers if pod.is_over and not pod.is_deleting]
         for pod in failed:
             if pod.finished_s is None or self.now_s - pod.finished_s >= _FAILED_STAYS_S:
@@ -462,6 +476,7 @@ class _Turn:
         floors = sum(pod.tier == FLOOR for pod in staying)
         number = 0
         minimum = _MinimumGroup(job, spec.least, pods.workers, leaving, self.now_s)
+        is_whole = not (job.queue and any(pod.tier == FLOOR and pod.gates for pod in staying))
         least_on = {entry.host: entry.slots for entry in share.floor}
         # Pods of the least where the plan has the least: there they stay, when the job gives the rest away.
         for node, count in sorted(wanted.items(), key=lambda entry: (-least_on.get(entry[0], 0), entry[0])):
@@ -473,7 +488,10 @@ class _Turn:
                     number += 1
                 tier = FLOOR if floors < spec.least else EXTRA
                 floors += tier == FLOOR
+                is_whole = is_whole and not (job.queue and tier == FLOOR)
                 group = None
+                if job.queue and tier == EXTRA and not is_whole:
+                    continue
                 if job.queue and tier == FLOOR:
                     if minimum.has_room:
                         group, minimum.members = minimum.group, minimum.members + 1
@@ -481,6 +499,14 @@ class _Turn:
                         continue
                 self.actions.append(CreatePod(job, worker_manifest(job, spec, number, node, tier, group)))
                 number += 1
+
+
+def _useless_extras(least: int, alive: Sequence[SeenPod], now_s: float) -> list[SeenPod]:
+    """Extras of a queued job that hold, or would take, a part of the quota that its minimum waits for."""
+    is_held = any(pod.tier == FLOOR and pod.gates and now_s - pod.created_s >= _ADMISSION_S for pod in alive)
+    if not is_held or sum(pod.is_bound for pod in alive) >= least:
+        return []
+    return [pod for pod in alive if pod.tier == EXTRA]
 
 
 def _kept_for_now(least: int, staying: Sequence[SeenPod], leaving: Sequence[SeenPod]) -> list[SeenPod]:

@@ -47,20 +47,34 @@ class Kueue:
         url = f"https://127.0.0.1:{self.webhook}/healthz"
         wait_for("Kueue's webhooks", lambda: self._answers(url))
 
-    def queue(self, name: str, cpu: int) -> None:
-        """Make, or change, a queue of the namespace with a quota of processors."""
-        flavor = {"kind": "ResourceFlavor", "metadata": {"name": "any"}}
-        quota = {"name": "any", "resources": [{"name": "cpu", "nominalQuota": str(cpu)}]}
+    def queue(self, name: str, cpu: int | dict[str, int], cohort: str = "") -> None:
+        """Make, or change, a queue of the namespace with a quota of processors.
+
+        Args:
+            name: Its name.
+            cpu: The quota; or that of each flavor, whose nodes have its name as their label ``flavor``.
+            cohort: Cohort from which it borrows, and takes back what is its own; empty: none.
+        """
+        quotas = cpu if isinstance(cpu, dict) else {"any": cpu}
+        labels = {one: {"flavor": one} if isinstance(cpu, dict) else {} for one in quotas}
+        flavors = [
+            {"kind": "ResourceFlavor", "metadata": {"name": one}, "spec": {"nodeLabels": labels[one]}} for one in quotas
+        ]
+        given = [
+            {"name": one, "resources": [{"name": "cpu", "nominalQuota": str(quota)}]} for one, quota in quotas.items()
+        ]
+        preemption = {"withinClusterQueue": "LowerPriority", **({"reclaimWithinCohort": "Any"} if cohort else {})}
         cluster_queue = {
             "kind": "ClusterQueue", "metadata": {"name": name},
             "spec": {
-                "namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"},
-                "resourceGroups": [{"coveredResources": ["cpu"], "flavors": [quota]}],
+                "namespaceSelector": {}, "preemption": preemption, **({"cohortName": cohort} if cohort else {}),
+                "resourceGroups": [{"coveredResources": ["cpu"], "flavors": given}],
             },
         }  # fmt: skip
         meta = {"name": name, "namespace": self.namespace}
         local_queue = {"kind": "LocalQueue", "metadata": meta, "spec": {"clusterQueue": name}}
-        self._apply([{"apiVersion": "kueue.x-k8s.io/v1beta2", **one} for one in (flavor, cluster_queue, local_queue)])
+        made = [*flavors, cluster_queue, local_queue]
+        self._apply([{"apiVersion": "kueue.x-k8s.io/v1beta2", **one} for one in made])
 
     def stop(self) -> None:
         """End it, once no pod has its finalizer, and remove what would hold up pods without it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,15 +25,32 @@ def gated(run: Run, name: str = "resnet") -> int:
     )
 
 
+def plain_pod(name: str, queue: str = "research") -> dict[str, Any]:
+    return {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "labels": {"kueue.x-k8s.io/queue-name": queue}},
+        "spec": {
+            "priorityClassName": "edl-hvd-floor", "terminationGracePeriodSeconds": 1,
+            "containers": [{"name": "main", "image": "other", "resources": {"requests": {"cpu": "1"}}}],
+        },
+    }  # fmt: skip
+
+
+def tier(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["labels"]["edl-hvd.dev/tier"])
+
+
 def test_the_minimum_is_admitted_as_a_whole_and_the_rest_one_by_one(kueue: Kueue, make_run: Callable[..., Run]) -> None:
     kueue.queue("research", cpu=1)
     run = make_run({"a": 2, "b": 3})
     run.apply(queued())
-    wait_for("pods that wait for the quota", lambda: gated(run) >= 2)
-    assert run.running() == 0, "one worker of two is no minimum"
+    waits = ("False", "WaitsForQuota")
+    wait_for("the reason", lambda: run.condition("Admitted") == waits and gated(run) == 2)
+    time.sleep(3.0)
+    assert len(run.pods()) == gated(run) == 2, "one worker of two is no minimum, nor is an extra"
+    assert "'kubectl -n " in run.kubectl("describe", "tj/resnet")
     kueue.queue("research", cpu=3)
-    wait_for("the minimum and one more", lambda: run.running() == 3)
-    assert gated(run) == 1
+    wait_for("the minimum and one more", lambda: run.running() == 3 and gated(run) == 1)
     held = "3 of 4 workers run; the scheduling gate kueue.x-k8s.io/admission holds 1"
     wait_for("the reason", lambda: held in run.kubectl("describe", "tj/resnet"))
     before = run.running_uids()
@@ -68,15 +86,7 @@ def test_a_pod_of_higher_priority_takes_single_workers(kueue: Kueue, make_run: C
     run.apply(queued())
     run.wait_running(4)
     before = run.running_uids()
-    pod = {
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": "urgent", "labels": {"kueue.x-k8s.io/queue-name": "research"}},
-        "spec": {
-            "priorityClassName": "edl-hvd-floor", "terminationGracePeriodSeconds": 1,
-            "containers": [{"name": "main", "image": "other", "resources": {"requests": {"cpu": "1"}}}],
-        },
-    }  # fmt: skip
-    run.apply(pod)
+    run.apply(plain_pod("urgent"))
     phase = ("get", "pod", "urgent", "-o", "jsonpath={.status.phase}")
     wait_for("the other pod", lambda: run.kubectl(*phase) == "Running")
     wait_for("the rest", lambda: run.running() == 3)
@@ -104,8 +114,45 @@ def test_a_job_that_is_deleted_while_it_waits_leaves_nothing(kueue: Kueue, make_
     kueue.queue("research", cpu=1)
     run = make_run({"a": 4})
     run.apply(queued(least=2, most=3))
-    wait_for("pods that wait for the quota", lambda: gated(run) == 3)
+    wait_for("pods that wait for the quota", lambda: gated(run) == 2)
     run.kubectl("delete", "tj/resnet")
     wait_for("the pods to go", lambda: not run.pods())
     run.apply(queued(least=1, most=1))
     run.wait_running(1)
+
+
+def test_borrowed_workers_are_given_back_and_the_minimum_last(kueue: Kueue, make_run: Callable[..., Run]) -> None:
+    kueue.queue("research", cpu=0, cohort="team")
+    kueue.queue("other", cpu=4, cohort="team")
+    run = make_run({"a": 8})
+    run.apply(queued())
+    run.wait_running(4)
+    least = {pod["metadata"]["uid"] for pod in run.pods() if tier(pod) == "floor"}
+    run.apply(plain_pod("first", "other"), plain_pod("second", "other"))
+    wait_for("the minimum alone", lambda: run.running_uids() == least)
+    wait_for("extras that wait", lambda: gated(run) == 2)
+    assert run.running_uids() == least
+    run.apply(plain_pod("third", "other"))
+    # An extra alone trains nothing, and would hold what others could use.
+    wait_for("the minimum to wait alone", lambda: [tier(pod) for pod in run.pods()] == ["floor", "floor"])
+    time.sleep(3.0)
+    assert [tier(pod) for pod in run.pods()] == ["floor", "floor"]
+    assert gated(run) == 2
+    run.kubectl("delete", "pod", "first", "second", "third")
+    run.wait_running(4)
+
+
+def test_workers_on_nodes_of_another_flavor_are_told(kueue: Kueue, make_run: Callable[..., Run]) -> None:
+    kueue.queue("research", cpu={"spot": 2, "owned": 4})
+    run = make_run({"a": 1, "b": 6}, has_operator=False)
+    for node, flavor in (("a", "spot"), ("b", "owned")):
+        run.kubectl("label", "node", f"{run.namespace}-{node}", f"flavor={flavor}")
+    run.start_operator()
+    run.apply(queued(least=2, most=2))
+    lost = f"2 workers cannot start on {run.namespace}-b: it has no flavor=spot, as Kueue's flavor asks for"
+    wait_for("the contradiction", lambda: lost in run.kubectl("describe", "tj/resnet"))
+    run.kubectl("delete", "tj/resnet")
+    picky = queued(least=2, most=4)
+    picky["spec"]["workers"]["template"]["spec"]["nodeSelector"] = {"flavor": "owned"}
+    run.apply(picky)
+    run.wait_running(4)

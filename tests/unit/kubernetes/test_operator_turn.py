@@ -21,6 +21,7 @@ from edl_hvd.kubernetes.snapshot import (
     TIER_LABEL,
     WORKER,
     ClusterSnapshot,
+    Placement,
     PodGroup,
     SeenJob,
     SeenNode,
@@ -338,10 +339,12 @@ def test_measurements_that_somebody_has_spoilt_count_as_none() -> None:
 def test_a_job_of_a_queue_hands_its_workers_to_kueue() -> None:
     queued = item("job", 2, 3)
     queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
-    made = {
-        action.manifest["metadata"]["name"]: action.manifest["metadata"]
-        for action in World({"a": 4}, queued).decide() if isinstance(action, CreatePod)
-    }  # fmt: skip
+    world, made = World({"a": 4}, queued), {}
+    for _ in range(2):
+        for action in world.decide():
+            world.do(action)
+            if isinstance(action, CreatePod):
+                made[action.manifest["metadata"]["name"]] = action.manifest["metadata"]
     least, extra, launcher = made["job-worker-0"], made["job-worker-2"], made["job-launcher"]
     assert least["labels"]["kueue.x-k8s.io/queue-name"] == extra["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     assert least["labels"]["kueue.x-k8s.io/pod-group-name"].startswith("job-")
@@ -475,14 +478,63 @@ def test_a_lost_worker_is_replaced_in_its_group_once_kueue_counts_it_no_more() -
     assert groups(world) == [first, first]
 
 
+def held_by_kueue(world: World, *names: str, **changes: Any) -> None:
+    for name in names:
+        waits: dict[str, Any] = {"phase": "Pending", "is_bound": False, "gates": ("kueue.x-k8s.io/admission",)}
+        world.pods[name] = replace(world.pods[name], created_s=world.now_s, **{**waits, **changes})
+    world.settle()
+
+
+def message(world: World, kind: str) -> str:
+    [found] = [one["message"] for one in world.items["job"]["status"]["conditions"] if one["type"] == kind]
+    return str(found)
+
+
 def test_workers_that_a_scheduling_gate_holds_are_told_in_the_status() -> None:
+    world = queued_world(2, 3, {"a": 4})
+    held_by_kueue(world, "job-worker-0")
+    assert message(world, "Resizing") == (
+        "2 of 3 workers run; the scheduling gate kueue.x-k8s.io/admission holds 1; "
+        "'kubectl -n n describe workloads.kueue.x-k8s.io' says why"
+    )
+    assert world.condition("job", "Admitted") == ("True", "Floor"), "as many as its minimum run"
+    held_by_kueue(world, "job-worker-1")
+    assert world.condition("job", "Admitted") == ("False", "WaitsForQuota")
+    assert "holds 2; 'kubectl -n n describe" in message(world, "Admitted")
+
+
+def test_extras_do_not_take_the_quota_that_the_minimum_waits_for() -> None:
+    world = queued_world(2, 4, {"a": 4})
+    held_by_kueue(world, "job-worker-0")
+    assert sorted(world.pods) == ["job-launcher", *(f"job-worker-{number}" for number in range(4))]
+    held_by_kueue(world, "job-worker-1", "job-worker-2", "job-worker-3")
+    world.now_s += 10
+    world.settle()
+    assert [pod.tier for pod in world.workers("job")] == ["floor", "floor"]
+    held_by_kueue(world, "job-worker-0", "job-worker-1", phase="Running", is_bound=True, gates=())
+    assert [pod.tier for pod in world.workers("job")] == ["floor", "floor", "extra", "extra"]
+
+
+def test_a_running_extra_leaves_when_the_minimum_has_been_taken() -> None:
+    world = queued_world(2, 3, {"a": 4})
+    held_by_kueue(world, "job-worker-0", "job-worker-1")
+    assert len(world.workers("job")) == 3, "workers that replace lost ones are admitted at once where there is quota"
+    world.now_s += 10
+    world.settle()
+    assert [pod.tier for pod in world.workers("job")] == ["floor", "floor"]
+
+
+def test_a_worker_whose_node_is_not_of_its_flavor_is_told_in_the_status() -> None:
     world = queued_world(2, 2, {"a": 4})
-    lost = world.pods["job-worker-0"]
-    world.pods[lost.name] = replace(lost, phase="Pending", is_bound=False, gates=("kueue.x-k8s.io/admission",))
-    for action in world.decide():
-        world.do(action)
-    [resizing] = [one for one in world.items["job"]["status"]["conditions"] if one["type"] == "Resizing"]
-    assert resizing["message"] == "1 of 2 workers run; the scheduling gate kueue.x-k8s.io/admission holds 1"
+    given = Placement((("type", "spot"),))
+    held_by_kueue(world, "job-worker-0", "job-worker-1", gates=(), placement=given)
+    assert message(world, "Resizing") == (
+        "0 of 2 workers run; 2 workers cannot start on a: it has no type=spot, as Kueue's flavor asks for; "
+        "give the job a nodeSelector with the labels of one flavor"
+    )
+    world.nodes = tuple(replace(node, labels={"type": "spot"}) for node in world.nodes)
+    world.settle()
+    assert message(world, "Resizing") == "0 of 2 workers run"
 
 
 def test_a_worker_that_succeeded_keeps_its_place_in_the_group_and_another_is_taken_alone() -> None:
