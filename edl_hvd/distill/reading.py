@@ -221,7 +221,8 @@ class Reading:
         if self._rows not in (None, rows):
             raise UsageError(
                 f"send returned {', '.join(map(str, rows))} per sample for {place}, and "
-                f"{', '.join(map(str, self._rows or ()))} before; expected one shape and type: pad to the longest"
+                f"{', '.join(map(str, self._rows or ()))} before; expected one shape and type in the whole job: pad "
+                "all batches to one length, not each to its own longest sample"
             )
         self._rows = rows
         return arrays

@@ -15,14 +15,18 @@ from edl_hvd.distill.finding import Finding
 from edl_hvd.distill.holding import Holding, Outlook, Terms
 from edl_hvd.distill.outputs import LOGITS, Outputs, find_nan, to_arrays, to_tensors
 from edl_hvd.distill.requesting import Requesting
-from edl_hvd.errors import NoTeacherError, UsageError
+from edl_hvd.errors import NoTeacherError, UsageError, WorldBrokenError
 from edl_hvd.frames import Array
 from edl_hvd.open_inference import is_inference_source, read_models
 from edl_hvd.settings import Launch, Settings
+from edl_hvd.world_change import world_change
 
 _LOOK_S = 0.25
 _LASTING_S = 5.0
 # When no address can ever become a teacher, nothing is gained by waiting longer; the source may be half written.
+_LEAVES_S, _LEAVES_SLOW_S = 2.0, 10.0
+# A world that is to change is left at a commit, unless the answer that is needed to come there takes longer than this:
+# without any teacher, and with some.
 
 
 class WantedTeachers(Protocol):
@@ -109,6 +113,7 @@ class Service:
         Raises:
             NoTeacherError: There was none for as long as ``patience``.
             UsageError: Several teachers have failed on one input.
+            WorldBrokenError: The world is to change, and no commit is to be expected soon.
         """
         changed, began_s = self.calling.changed, time.monotonic()
         is_told = False
@@ -119,6 +124,8 @@ class Service:
                     return answer
             outlook, waited_s = self.calling.outlook(), time.monotonic() - began_s
             self._check(outlook, waited_s, what, name)
+            if waited_s > (_LEAVES_SLOW_S if outlook.ready else _LEAVES_S) and world_change.is_pending():
+                raise WorldBrokenError(f"it is to change, and {what} has waited for a teacher for {waited_s:.0f} s")
             if not is_told and not outlook.ready and waited_s > _LOOK_S:
                 is_told = True
                 self.tell(events.TeachersShort(round(waited_s, 3), _reasons(outlook)))

@@ -30,6 +30,7 @@ from edl_hvd.worker.state_agreement import StateAgreement
 from edl_hvd.worker.training import tuning
 from edl_hvd.worker.training.process_group import WorldGroup
 from edl_hvd.world import World
+from edl_hvd.world_change import world_change
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,8 @@ class ElasticLoop:
     def _call(self, function: Callable[[], Any]) -> Any:
         """Call the function; raise its error, or one that says what to do about it."""
         try:
-            return function()
+            with world_change.found_by(self._may_leave):
+                return function()
         except Exception as error:
             if not _is_broken_world(error):
                 # Where the script has caught the error of a broken world, this one follows from it.
@@ -139,6 +141,11 @@ class ElasticLoop:
             if explained is None:
                 raise
             raise explained from error
+
+    def _may_leave(self) -> bool:
+        """Whether the world is to change or has broken, and the last commit can be returned to."""
+        rendezvous = self._process.rendezvous
+        return rendezvous.elastic and (rendezvous.change_pending() or rendezvous.has_lost_member())
 
     def _leave_after_error(self, error: BaseException) -> None:
         """The function has raised an error of its own: leave the world at once, which stops the other workers."""

@@ -357,6 +357,9 @@ class _Rendezvous:
     def change_pending(self) -> bool:
         return self._simulation.change_pending()
 
+    def has_lost_member(self) -> bool:
+        return False
+
     def leave(self, broken: bool) -> None:
         self._simulation.left(self._number, self.generation)
 

@@ -140,6 +140,12 @@ class HorovodRuntime:
             if is_ended or generation == self._left:
                 mended.abort(on=True)
 
+    @property
+    def has_lost_member(self) -> bool:
+        """Whether a member of the present world is gone. Any thread."""
+        with self._lock:
+            return self.current in self._failures
+
     def stop(self, broken: bool) -> None:
         """Shut Horovod down. Blocks for some seconds at most.
 

@@ -96,6 +96,9 @@ class DriverRendezvous:
     def change_pending(self) -> bool:
         return self._driver.lost or self._driver.change == self._horovod.generation > 0
 
+    def has_lost_member(self) -> bool:
+        return self._horovod.has_lost_member
+
     def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         self._transfer = transfer
         refuse_own_horovod()

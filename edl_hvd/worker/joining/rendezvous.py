@@ -114,6 +114,10 @@ class Rendezvous(Protocol):
         """The launcher wants another world; may be known to one rank only. Does not block."""
         return False
 
+    def has_lost_member(self) -> bool:
+        """A member of the present world is known to be gone, though no collective has failed yet. Does not block."""
+        return False
+
     def leave(self, broken: bool) -> None:
         """Leave the present world: ``broken`` when a collective of it failed, else while it still works."""
 

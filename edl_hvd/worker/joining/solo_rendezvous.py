@@ -66,6 +66,9 @@ class SoloRendezvous:
     def change_pending(self) -> bool:
         return self._end is not None
 
+    def has_lost_member(self) -> bool:
+        return False
+
     def leave(self, broken: bool) -> None:
         if self._terminated_s is None:  # else the second SIGTERM of one request may be on its way
             self._restore_handler()
