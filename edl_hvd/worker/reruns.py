@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.worker.commits.epoch_top import EpochTop, TopChanges
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import numeric_options
@@ -299,7 +300,8 @@ class FunctionReruns:
                 f"all workers have, and give {names[0].partition('.')[0]} to State",
             )
 
-        names = self._objects.moved_generators()
+        # A loop of one's own may draw what has to differ between workers, such as an exploration.
+        names = self._objects.moved_generators() if any(True for _ in self._store.of_kind(ElasticBatchSampler)) else []
         if names:
             self._warn_once(
                 "function.generators",

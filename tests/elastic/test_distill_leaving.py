@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleet import Fleet, Sums, fleet
 from test_distill import check_samples, environment, wait_for_step, worker_of, write_hosts
-from waiting import LONG_S, soon
+from waiting import LONG_S, soon, until
 
 HERE = Path(__file__).parent
 EPOCHS = 10
@@ -62,10 +61,7 @@ class StudentJob:
         return max(event["step"] for event in self.events() if event["event"] == "commit")
 
     def wait_for(self, kind: str, count: int) -> None:
-        deadline_s = time.monotonic() + LONG_S
-        while sum(event["event"] == kind for event in self.events()) < count:
-            assert time.monotonic() < deadline_s, self.text[-4000:]
-            time.sleep(0.05)
+        until(lambda: sum(event["event"] == kind for event in self.events()) >= count, every_s=0.05)
 
     def events(self) -> list[dict[str, Any]]:
         path = self.folder / "events.jsonl"
@@ -76,7 +72,7 @@ class StudentJob:
 def end(job: subprocess.Popen[bytes]) -> int:
     """The exit code of a job that has been asked to stop; one that does not stop is ended."""
     try:
-        return soon(job, 60.0)
+        return soon(job, LONG_S / 2)
     finally:
         if job.poll() is None:
             job.send_signal(signal.SIGINT)  # the second request, which ends it at once

@@ -122,6 +122,25 @@ def of_a_data_set(job: Job) -> None:
     train(state)
 
 
+def exploring(job: Job) -> None:
+    """A loop of its own, whose workers are to draw different numbers."""
+    model = Tempered()
+    optimizer = edl_hvd.DistributedOptimizer(momentum_sgd(model), model.named_parameters())
+    state = edl_hvd.State(model=model, optimizer=optimizer)
+    rng = numpy.random.default_rng(edl_hvd.rank())
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for _ in range(3):
+                optimizer.zero_grad()
+                F.cross_entropy(model(job.inputs * rng.uniform()), job.target).backward()
+                optimizer.step()
+                state.commit()
+
+    train(state)
+
+
 def said(script, size: int = 2) -> set[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", EdlHvdWarning)
@@ -153,8 +172,8 @@ def test_one_that_state_keeps_is_not(kind: str) -> None:
         assert said(script_of(make(), draw, is_kept=True), size) == set()
 
 
-@pytest.mark.parametrize("script", [seeded_in_each_epoch, of_a_loader])
-def test_one_that_is_seeded_in_the_loop_or_is_a_loaders_is_not(script) -> None:
+@pytest.mark.parametrize("script", [seeded_in_each_epoch, of_a_loader, exploring])
+def test_one_that_is_seeded_in_the_loop_is_a_loaders_or_explores_is_not(script) -> None:
     assert said(script) == set()
 
 
