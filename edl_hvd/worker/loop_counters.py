@@ -24,14 +24,13 @@ class LoopCounters:
     Args:
         warn: Called with the name of a counter, and what it began with.
         needs_two: Whether items of the loop may hold numbers themselves, so that only one that rises is a counter.
-        is_over: Whether there is nothing to look at, because the epoch begins with the loop.
     """
 
-    def __init__(self, warn: Callable[[str, int], None], needs_two: bool = False, is_over: bool = False) -> None:
+    def __init__(self, warn: Callable[[str, int], None], needs_two: bool = False) -> None:
         self._warn = warn
         self._needs_two = needs_two
         self._begun: dict[str, int] | None = None
-        self._is_over = is_over
+        self._is_over = False
 
     def look(self, right: set[int]) -> None:
         """A body has run.

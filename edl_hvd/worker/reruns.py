@@ -16,7 +16,7 @@ from edl_hvd.worker.commits.state_sync import numeric_options
 from edl_hvd.worker.data_sets import DataSetValues
 from edl_hvd.worker.loop_sums import BegunVariable, LoopSums
 from edl_hvd.worker.script_locals import ScriptLocals
-from edl_hvd.worker.script_objects import ScriptObjects
+from edl_hvd.worker.script_objects import OptimizerNumbers, ScriptObjects
 from edl_hvd.worker.weight_copies import weight_copies
 
 _MOST_NAMES = 6  # of numbers in one warning
@@ -44,6 +44,7 @@ class FunctionReruns:
         self._copies: set[str] = set()  # variables of this run that are copies of weights, and are named
         self._locals: ScriptLocals | None = None
         self._objects: ScriptObjects | None = None
+        self._counts = OptimizerNumbers(())
         self._is_continued = False  # the present epoch, in another world than before
         self._sums: dict[str, LoopSums] = {}  # of the loops under way, by "an epoch" and "an evaluation"
         # Of those that have ended in this epoch, in whichever way: what they have changed, as it was when they began.
@@ -201,6 +202,7 @@ class FunctionReruns:
         """The first loop of this run begins: note what the script holds by then."""
         if self._locals is None:
             self._locals, self._objects = ScriptLocals.now(), ScriptObjects.now(self._store)
+            self._counts = OptimizerNumbers(self._optimizers)
 
     def end_function(self, is_over: bool) -> None:
         """The function has been left; warn of what the next run, or a worker that joins, has not.
@@ -309,6 +311,15 @@ class FunctionReruns:
                 "worker has its own, so what is drawn may depend on how many workers there are, and one that joins "
                 "begins anew; draw from torch, numpy or random themselves, which are seeded alike in every world, or, "
                 "at the level of a step or an epoch, from a generator that State(…) was given",
+            )
+
+        names = self._counts.moved()
+        if names:
+            self._warn_once(
+                "function.counts",
+                f"{', '.join(names[:_MOST_NAMES])} is a number that the optimizer counts with beside its state_dict(): "
+                "a worker that joins and a job that is resumed begin with the first value, and a worker without a "
+                "micro-batch may not count; keep it in param_groups or in the optimizer's state",
             )
 
     def _warn_of_options(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import inspect
 import re
 import sys
 import weakref
@@ -35,6 +36,7 @@ _CLOCKS = {"time", "monotonic", "perf_counter"}
 _ONLY_SHOWN = re.compile(r"Log(ger|s)?$|Writer|Meter|Timer|Stopwatch|Progress|Profil|Track|Record|Monitor|History|Bar$")
 _ONLY_MEASURED = re.compile(r"Metric|Accuracy|Score|Precision|Recall|Confusion")  # modules, as those of torchmetrics
 _INDEX = {"LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_GLOBAL", "BUILD_TUPLE", "BUILD_SLICE", "LOAD_SMALL_INT"}
+_NOT_OF_SCRIPTS = ("torch.", "edl_hvd.", "builtins")
 _KEPT_BY_OTHERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
@@ -129,6 +131,35 @@ class _Reached:
                 self._pending.append((name, cell.cell_contents))
             except ValueError:  # it is empty
                 continue
+
+
+class OptimizerNumbers:
+    """Numbers that optimizers keep beside their state_dict(), as they were when a loop began.
+
+    Args:
+        optimizers: Optimizers of the state.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self._seen: list[tuple[torch.optim.Optimizer, dict[str, Any]]] = []
+        with contextlib.suppress(Exception):  # a script may hold anything, and this is no more than advice
+            self._seen += [(optimizer, _counts_of(optimizer)) for optimizer in optimizers]
+
+    def moved(self) -> list[str]:
+        """Return the names of those that have changed and that their optimizer computes with."""
+        found: list[str] = []
+        with contextlib.suppress(Exception):
+            for optimizer, before in self._seen:
+                kinds = [kind for kind in type(optimizer).__mro__ if not kind.__module__.startswith(_NOT_OF_SCRIPTS)]
+                members = [inspect.unwrap(one) for kind in kinds for one in vars(kind).values() if callable(one)]
+                codes = [_Code(one.__code__) for one in members if type(one) is FunctionType]
+                now = _counts_of(optimizer)
+                found += [
+                    f"{kinds[0].__name__}.{name}"
+                    for name, value in before.items()
+                    if now.get(name, value) != value and _is_counted_on(name, codes, is_moment=False)
+                ]
+        return sorted(set(found))
 
 
 class ScriptObjects:
@@ -267,6 +298,13 @@ def _attributes_of(value: Any) -> dict[str, Any]:
         return dict(object.__getattribute__(value, "__dict__"))
     except (AttributeError, TypeError):
         return {}
+
+
+def _counts_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the whole numbers and floats that are attributes of an optimizer whose state_dict() is torch's."""
+    is_torchs = type(optimizer).state_dict.__module__.startswith(_NOT_OF_SCRIPTS)
+    numbers = _attributes_of(optimizer).items() if is_torchs else ()
+    return {name: value for name, value in numbers if type(value) in (int, float)}
 
 
 def _numbers_of(value: Any) -> dict[str, Any]:

@@ -223,13 +223,15 @@ class EpochLoop:
         self.reduction.vote = self.runtime.vote_after(step.samples)
         self.reduction.begin(MicroBatch(0, step.samples, first=True, last=True, unit=unit))
 
-    def counters(self, way: str, needs_two: bool = False) -> LoopCounters:
-        """What looks at the script's counters of steps, where the epoch goes on.
+    def counters(self, way: str, needs_two: bool = False) -> LoopCounters | None:
+        """What looks at the script's counters of steps, where the epoch goes on; ``None`` where it begins.
 
         Args:
             way: How the script can count instead.
             needs_two: See ``LoopCounters``.
         """
+        if not self.runtime.reruns.is_continued:
+            return None
         epoch = self.runtime.store.epoch
 
         def warn(name: str, value: int) -> None:
@@ -240,7 +242,7 @@ class EpochLoop:
                 f"count with {way}, the number of steps of the whole run",
             )
 
-        return LoopCounters(warn, needs_two, is_over=not self.runtime.reruns.is_continued)
+        return LoopCounters(warn, needs_two)
 
     def right_counts(self, step: GlobalStep) -> set[int]:
         """What a counter may be in a step that has not begun anew: of the run or of the epoch, from 0 or from 1."""
@@ -373,7 +375,7 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
                 raise
             process.refuse_broken_world()
             watch.end(sys._getframe(1), part.first)
-            if position.per_step == 1:  # else it counts something else, which BodyWatch says
+            if counters is not None and position.per_step == 1:  # else it counts something else, which BodyWatch says
                 counters.look(loop.right_counts(global_step))
             position.place = LoopPlace.OUTSIDE
             loop.buffers.end_pass()

@@ -46,7 +46,8 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
             raise
         process.refuse_broken_world()
         position.refuse_left_early()
-        counters.look(loop.right_counts(global_step))
+        if counters is not None:
+            counters.look(loop.right_counts(global_step))
         position.place = LoopPlace.OUTSIDE
         step.end()
         loop.count(global_step)

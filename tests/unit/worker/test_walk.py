@@ -30,7 +30,7 @@ def walks(walk):
         return walk.walks()
 
 
-@pytest.mark.parametrize(("kind", "modules", "stays"), [("step", 34, 175), ("commit", 26, 81), ("join", 47, 323)])
+@pytest.mark.parametrize(("kind", "modules", "stays"), [("step", 34, 175), ("commit", 26, 81), ("join", 48, 324)])
 def test_a_walk_is_short(walks, kind, modules, stays):
     """Where one is longer for a reason, change the number here and in docs/architecture.md."""
     found = walks[kind]
