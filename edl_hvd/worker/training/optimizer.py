@@ -119,7 +119,7 @@ class _Distributed:
                 "comes later with requires_grad_(False), and give it to the optimizer when it is used"
             )
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *more: Any, **options: Any) -> Any:
         """Make one optimizer step. In the body of ``state.batches`` it acts at the end of a global batch only.
 
         The learning-rate factor of the batch policy is applied here and undone before it returns, so
@@ -130,14 +130,22 @@ class _Distributed:
 
         Args:
             closure: As in ``torch.optim``: computes the loss again and returns it.
+            more: Nothing; for an error that says what to do instead.
+            options: The same.
 
         Returns:
             What the wrapped optimizer's ``step`` returns; ``None`` where the call does not act.
 
         Raises:
             WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
-            UsageError: It was called in the loop over a step's micro-batches.
+            UsageError: It was called in the loop over a step's micro-batches, or with further arguments.
         """
+        if more or options:
+            given = ", ".join([*map(repr, more), *(f"{name}=…" for name in options)])
+            raise UsageError(
+                f"step() was given {given}; expected nothing but a closure, since workers repeat steps that others "
+                "have made; set what a step needs as an option in param_groups before it"
+            )
         refuse_broken_world()
         if not position.admits_step(closure is not None):
             position.steps_in_body += 1

@@ -19,6 +19,16 @@ def make(samples=20, dataset_samples=None, **arguments):
     return edl_hvd.State(model=model, optimizer=optimizer, batches=batches), loader
 
 
+@pytest.mark.parametrize("name", ["global_batch", "micro_batch"])
+def test_a_batch_that_is_set_on_the_sampler_says_how_to_change_it(name):
+    batches = edl_hvd.ElasticBatchSampler(20, global_batch=8)
+    with pytest.raises(UsageError, match=rf"batches.{name} cannot be set to 4; expected a new policy.*GlobalBatch"):
+        batches.__setattr__(name, 4)
+    assert batches.global_batch(1) == 8
+    batches.policy = edl_hvd.GlobalBatch(4)
+    assert batches.global_batch(1) == 4
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(torch.zeros(20, 1))

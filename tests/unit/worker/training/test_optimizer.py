@@ -80,6 +80,13 @@ def test_step_acts_at_the_end_of_a_global_batch_only():
     assert moved == [False, False, False, True]
 
 
+def test_step_refuses_arguments_that_a_repeated_step_would_not_have():
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(make_model().parameters(), lr=0.1))
+    for more, options, given in ((), {"bs": 8}, "bs=…"), ((None, 8), {}, "8"):
+        with pytest.raises(UsageError, match=rf"was given {given}; expected nothing but a closure.*param_groups"):
+            optimizer.step(*more, **options)
+
+
 def test_the_learning_rate_factor_acts_inside_step_only():
     parameter = nn.Parameter(torch.ones(3))
     optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
