@@ -214,14 +214,6 @@ class ElasticBatchSampler(Sampler[list[int]]):
         self.offset = step.offset + step.samples
         self._repeated = 0
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("global_batch", "micro_batch"):
-            raise UsageError(
-                f"batches.{name} cannot be set to {value!r}; expected a new policy at the top of an epoch, on every "
-                "worker: batches.policy = edl_hvd.GlobalBatch(global_batch, micro_batch)"
-            )
-        super().__setattr__(name, value)
-
     def note_commit(self) -> None:
         """Note that what was consumed up to the present position is committed. Called by ``State``."""
         self.committed = (self.epoch, self.offset)

@@ -94,7 +94,8 @@ def sampler_of(store: StateStore, loader: Any, call: str) -> ElasticBatchSampler
         call: Call of the script, for the message.
 
     Raises:
-        UsageError: It is not part of the state, or deals for a data set of another length.
+        UsageError: It is not part of the state, deals for a data set of another length, or has a number in place of a
+            method.
     """
     given = list(store.of_kind(ElasticBatchSampler))
     used = getattr(loader, "batch_sampler", None)
@@ -120,6 +121,13 @@ def sampler_of(store: StateStore, loader: Any, call: str) -> ElasticBatchSampler
             "DataLoader(dataset, batch_sampler=batches) and State(batches=batches, …)"
         )
     _check_length(given[0], getattr(loader, "dataset", None))
+    replaced = {"global_batch", "micro_batch"} & vars(given[0]).keys()
+    if replaced:
+        raise UsageError(
+            f"{call}: {min(replaced)} of the sampler was set to a number, which changes no batch; expected a new "
+            "policy at the top of an epoch, on every worker: batches.policy = edl_hvd.GlobalBatch(global_batch, "
+            "micro_batch)"
+        )
     return given[0]
 
 

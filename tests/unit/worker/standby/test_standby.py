@@ -570,9 +570,11 @@ def test_a_tensor_arrives_as_it_was(tensor):
     "types", [None, [], [["float32", [2]]], [["nonsense", [8]]], [["uint8", [1 << 40]]], [["uint8", "x"]], [7]]
 )
 def test_a_message_that_does_not_fit_its_arrays_is_refused(types):
-    frame = Frame("state", {"plain": None, "types": types}, (Array(ArrayType("x", "uint8", (7,)), b"1234567"),))
+    frame = Frame(
+        "state", {"plain": None, "types": types}, (Array(ArrayType("x", "uint8", (7,)), bytearray(b"1234567")),)
+    )
     with pytest.raises(ProtocolError, match="of a donor holds no state"):
         messages.decode(frame)
     with pytest.raises(ProtocolError, match="of a donor holds no state"):
         messages.decode(Frame("state", {"plain": None, "types": [["uint8", [1 << 40]]]},
-                              (Array(ArrayType("x", "uint8", (0,)), b""),)))  # fmt: skip
+                              (Array(ArrayType("x", "uint8", (0,)), bytearray()),)))  # fmt: skip
