@@ -16,11 +16,8 @@ MPI_ROLE_LABEL = "training.kubeflow.org/job-role"
 LEAST_NOTE, MOST_NOTE = f"{GROUP}/min-workers", f"{GROUP}/max-workers"
 RESIZED_NOTE, WHY_NOTE = f"{GROUP}/resized-at", f"{GROUP}/why"
 KUEUE = "kueue.x-k8s.io/"
-QUEUE_LABEL, GROUP_LABEL, GROUP_COUNT_NOTE = (
-    f"{KUEUE}queue-name",
-    f"{KUEUE}pod-group-name",
-    f"{KUEUE}pod-group-total-count",
-)
+QUEUE_LABEL, GROUP_LABEL = f"{KUEUE}queue-name", f"{KUEUE}pod-group-name"
+GROUP_COUNT_NOTE = f"{KUEUE}pod-group-total-count"
 WORKER, LAUNCHER = "worker", "launcher"
 FLOOR, EXTRA = "floor", "extra"
 FLOOR_CLASS, EXTRA_CLASS = "edl-hvd-floor", "edl-hvd-extra"

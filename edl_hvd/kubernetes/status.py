@@ -137,6 +137,19 @@ def timings_of(status: Mapping[str, Any]) -> tuple[Timing, ...]:
         return ()
 
 
+@dataclass(frozen=True, order=True)
+class Misplacement:
+    """A node that lacks labels of the flavor which Kueue has chosen for a worker there.
+
+    Attributes:
+        node: Its name.
+        labels: What it lacks, as ``name=value``, with commas.
+    """
+
+    node: str
+    labels: str
+
+
 @dataclass(frozen=True)
 class JobState:
     """What the status of a job is made of.
@@ -155,7 +168,7 @@ class JobState:
         has_workers: Whether any worker is still there.
         missing_class: PriorityClass that it needs and the cluster has not.
         report: What it has said of its work; ``None``: nothing.
-        misplaced: Number of workers that Kueue keeps to labels which their node lacks, by node and labels.
+        misplaced: Number of workers that Kueue keeps from their nodes, by node and labels.
     """
 
     job: SeenJob
@@ -171,7 +184,7 @@ class JobState:
     has_workers: bool
     missing_class: str
     report: JobReport | None = None
-    misplaced: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    misplaced: Mapping[Misplacement, int] = field(default_factory=dict)
 
     @property
     def desired(self) -> int:
@@ -307,8 +320,10 @@ def _counts_text(state: JobState) -> str:
         text += f"; the scheduling gate {gate} holds {held}"
     if state.is_in_kueue:
         text += f"; 'kubectl -n {state.job.namespace} describe {_WORKLOADS}' says why"
-    for (node, labels), lost in sorted(state.misplaced.items()):
-        text += f"; {count(lost, 'worker')} cannot start on {node}: it has no {labels}, as Kueue's flavor asks for"
+    for one, lost in sorted(state.misplaced.items()):
+        text += (
+            f"; {count(lost, 'worker')} cannot start on {one.node}: it has no {one.labels}, as Kueue's flavor asks for"
+        )
     if state.misplaced:
         text += "; give the job a nodeSelector with the labels of one flavor"
     return text

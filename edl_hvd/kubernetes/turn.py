@@ -31,7 +31,7 @@ from edl_hvd.kubernetes.snapshot import (
     SeenPod,
     TrainingJobSpec,
 )
-from edl_hvd.kubernetes.status import JobMeasurements, JobState, Placed, RunCount, status_of, timings_of
+from edl_hvd.kubernetes.status import JobMeasurements, JobState, Misplacement, Placed, RunCount, status_of, timings_of
 from edl_hvd.planning.family import FamilyMember, first_curve, shared_timings
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob
@@ -415,14 +415,14 @@ class _Turn:
         else:
             self._run(job, spec, pods, share, free[spec.resource])
 
-    def _misplaced(self, job: SeenJob, pod: SeenPod) -> tuple[str, str] | None:
+    def _misplaced(self, job: SeenJob, pod: SeenPod) -> Misplacement | None:
         """The node of a worker that Kueue has admitted for others, and the labels that the node lacks."""
         node = self.nodes.get(pod.node)
         if not job.queue or job.spec is None or node is None or pod.is_bound or pod.gates:
             return None
         given = sorted(set(pod.placement.selector) - set(job.spec.placement.selector))
         lacking = [f"{name}={value}" for name, value in given if node.labels.get(name) != value]
-        return (node.name, ",".join(lacking)) if lacking else None
+        return Misplacement(node.name, ",".join(lacking)) if lacking else None
 
     def _missing_class(self, spec: TrainingJobSpec | None) -> str:
         """A PriorityClass that the job names and the cluster has not."""
