@@ -140,6 +140,14 @@ def _is_of_library(path: str) -> bool:
     return path.startswith((_PACKAGE, *_LIBRARIES)) or not _PACKAGES.isdisjoint(Path(path).parts)
 
 
+def parts_of(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code and those of the functions and expressions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from parts_of(constant)
+
+
 def read_later(code: CodeType, place: int, in_loop: bool = False) -> set[str]:
     """Return the variables of a function that it reads in its loop before it sets them, or reads after the loop.
 

@@ -25,7 +25,7 @@ import torch
 
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.script_generators import GENERATORS, ScriptGenerators, of_loader
-from edl_hvd.worker.script_locals import SeenValue, is_of_script, script_frames, variables_of
+from edl_hvd.worker.script_locals import SeenValue, is_of_script, parts_of, script_frames, variables_of
 from edl_hvd.worker.shared_variables import SharedVariables
 
 _MOST_OBJECTS, _MOST_NUMBERS, _DEEPEST = 300, 300, 2
@@ -346,17 +346,9 @@ def _methods_of(kind: type) -> Iterator[tuple[type, FunctionType]]:
                 yield base, member
 
 
-def _parts_of(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code and those of the functions and expressions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _parts_of(constant)
-
-
 def _globals_of(code: CodeType, variables: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return the globals that a code names."""
-    names = dict.fromkeys(name for part in _parts_of(code) for name in part.co_names)
+    names = dict.fromkeys(name for part in parts_of(code) for name in part.co_names)
     return [(name, variables[name]) for name in names if name in variables]
 
 
@@ -371,7 +363,7 @@ def _is_counted_on(name: str, codes: Iterable[_Code], is_moment: bool, most_sets
     """
     sets, is_read = 0, False
     for one in codes:
-        for part in _parts_of(one.code):
+        for part in parts_of(one.code):
             if name not in part.co_names or part.co_name in _MAKERS:
                 continue
             may_be_moment = is_moment and not _CLOCKS.isdisjoint(part.co_names)

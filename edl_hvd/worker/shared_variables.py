@@ -15,7 +15,7 @@ from functools import partial
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from edl_hvd.worker.script_locals import SeenValue, variables_of
+from edl_hvd.worker.script_locals import SeenValue, parts_of, variables_of
 
 _USE = re.compile(r"(LOAD|STORE)_(?:DEREF|CLASSDEREF|GLOBAL)")
 _ONLY_SHOWN = re.compile(r"Log(ger|s)?$|Writer|Meter|Timer|Stopwatch|Progress|Profil|Monitor|tqdm|Bar$")
@@ -78,7 +78,7 @@ class SharedVariables:
             self._add(key, name, partial(_contents, cell), code, 0)
 
     def _add_globals(self, code: CodeType, variables: dict[str, Any], place: int) -> None:
-        names = {name for part in _parts_of(code) for name in part.co_names if name in variables}
+        names = {name for part in parts_of(code) for name in part.co_names if name in variables}
         for name in names:
             if not isinstance(variables[name], _NO_VALUES):
                 self._add((id(variables), name), name, partial(variables.get, name), code, place)
@@ -111,7 +111,7 @@ def _first_uses(code: CodeType, name: str, place: int) -> Iterator[tuple[str, bo
         name: Name of the variable.
         place: Offset from which on it is looked at; what stands before a loop sets the first value.
     """
-    for part in _parts_of(code):
+    for part in parts_of(code):
         begin = place if part is code else 0
         uses = [
             found[1]
@@ -120,13 +120,6 @@ def _first_uses(code: CodeType, name: str, place: int) -> Iterator[tuple[str, bo
         ]
         if uses:
             yield uses[0], "STORE" in uses
-
-
-def _parts_of(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _parts_of(constant)
 
 
 def _of_frame(frame: FrameType, name: str) -> Any:
