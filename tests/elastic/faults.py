@@ -185,6 +185,18 @@ def mark_fired(folder: Path, number: int, times: int = 1) -> bool:
     return False
 
 
+def is_alive(pid: int) -> bool:
+    return state_of(pid) != "Z"
+
+
+def state_of(pid: int) -> str:
+    """One letter, see proc(5): T is stopped, Z has ended, and so has who is not there."""
+    try:
+        return Path(f"/proc/{pid}/status").read_text().partition("\nState:\t")[2][:1]
+    except OSError:
+        return "Z"
+
+
 class Points:
     """The places of one worker where a fault may strike, and its trace.
 
@@ -214,6 +226,8 @@ class Points:
         self._visits = dict.fromkeys(self._faults, 0)
         self._last_strike = [f"{number}.{(fault or {}).get('times', 1) - 1}" for number, fault in enumerate(faults)]
         (folder / "trace").mkdir(exist_ok=True)
+        (folder / "sessions").mkdir(exist_ok=True)
+        (folder / "sessions" / str(os.getsid(0))).touch()
         path = folder / "trace" / f"{host}.{local_rank}.{os.getpid()}.jsonl"
         self._trace = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
@@ -266,6 +280,11 @@ class Points:
         if not self._awaited <= {path.name.partition(".")[0] for path in struck}:
             return False
         return all(time.time() - path.stat().st_mtime >= linger_s for path in struck)
+
+    def leavers_are_gone(self) -> bool:
+        """Whether no more workers run than the world has; horovodrun's shell around one counts as part of it."""
+        leaders = [int(path.name) for path in (self._folder / "sessions").iterdir()]
+        return sum(is_alive(leader) for leader in leaders) <= (self.size or 1)
 
     def around(self, target: str, at: str, prepare: Callable[[], None] = lambda: None) -> None:
         """Make every call of ``module:function`` or ``module:Class.method`` reach a point first."""

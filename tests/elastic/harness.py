@@ -23,7 +23,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from chaos import SeededFault, inject
-from faults import AnyFault, Fault, HostChange, Interrupt, Outside, RandomKill, mark_fired, save_faults
+from faults import (
+    AnyFault,
+    Fault,
+    HostChange,
+    Interrupt,
+    Outside,
+    RandomKill,
+    is_alive,
+    mark_fired,
+    save_faults,
+    state_of,
+)
 from preloaded_edlrun import TOKEN
 from prepared import PRELOADED_EDLRUN, Child, start
 from thread_signals import signal_another_thread
@@ -263,7 +274,7 @@ def _act(fault: AnyFault, folder: Path, trace: _TraceReader, launcher: Launcher)
         else:
             launcher.send_signal(fault.signal_number)
     elif isinstance(fault, RandomKill):
-        alive = sorted((worker, pid) for worker, pid in trace.workers.items() if _is_alive(pid))
+        alive = sorted((worker, pid) for worker, pid in trace.workers.items() if is_alive(pid))
         if alive:
             _, pid = random.Random(fault.seed).choice(alive)
             os.kill(pid, signal.SIGKILL)
@@ -312,7 +323,7 @@ class _TraceReader:
 
     def training(self) -> list[tuple[str, int]]:
         """Worker and process number of the members of the newest world that live and are not stopped."""
-        return [member for member in self._members if _state_of(member[1]) not in "ZT"]
+        return [member for member in self._members if state_of(member[1]) not in "ZT"]
 
     def _take(self, line: dict[str, Any]) -> None:
         if line["what"] == "start":
@@ -346,18 +357,6 @@ def _processes(token: str) -> Iterator[tuple[int, str]]:
                     )
             except OSError:  # It ended meanwhile, or belongs to someone else.
                 continue
-
-
-def _is_alive(pid: int) -> bool:
-    return _state_of(pid) != "Z"
-
-
-def _state_of(pid: int) -> str:
-    """One letter, see proc(5): T is stopped, Z has ended, and so has who is not there."""
-    try:
-        return Path(f"/proc/{pid}/status").read_text().partition("\nState:\t")[2][:1]
-    except OSError:
-        return "Z"
 
 
 def _wait_until_gone(token: str, grace_s: float = 10.0) -> list[str]:

@@ -40,6 +40,7 @@ class Reference:
             pause_s=0,
             linger_s=0,
             until_size=None,
+            leavers_gone=False,
             commit_every=1,
             checkpoint=None,
             loader_workers=0,

@@ -96,7 +96,8 @@ def _agreed_over(points: Points, training: Training) -> bool:
     import horovod.torch as hvd
     import torch
 
-    mine = points.over(training.linger_s) and training.until_size in (None, points.size)
+    left = not training.leavers_gone or points.leavers_are_gone()
+    mine = points.over(training.linger_s) and training.until_size in (None, points.size) and left
     return bool(hvd.allreduce(torch.tensor(int(mine)), op=hvd.Min, name="over").item())
 
 

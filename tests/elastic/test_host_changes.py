@@ -17,8 +17,7 @@ ONE_HOST = ("localhost:1",)
 @fails_on_stock("the survivor keeps the sampler of the old world (B7); the leaver aborts (D3)")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_removed_host_leaves_politely_and_its_samples_are_dealt_anew(run_job, alone, engine, rank):
-    # Long enough after the change that the leaver is gone before the launcher ends whoever is still there.
-    training = Training(until_size=1, linger_s=3)
+    training = Training(until_size=1, leavers_gone=True)
     job = Job(engine, faults=(remove_host(rank=rank, step=5),), training=training)
     outcome = run_job(job)
     check(job, outcome, alone(training) if engine == "edl_hvd" else None)
@@ -64,7 +63,7 @@ def test_a_collective_that_fails_in_a_resize_callback_is_retried(run_either, alo
 
 
 def test_a_host_comes_and_another_goes_within_a_second(run_either, alone):
-    training = Training(until_size=2, linger_s=5)
+    training = Training(until_size=2, linger_s=5, leavers_gone=True)
     faults = (add_host("127.1:1", step=5), remove_host(rank=1, delay_s=0.5))
     job = Job(faults=faults, training=training)
     outcome = run_either(job)
@@ -103,8 +102,7 @@ def test_a_host_goes_and_is_back_within_a_second(run_either, alone):
 
 
 def test_hosts_come_and_go_many_times(run_either, alone):
-    # Long enough after the change that the leaver is gone before the launcher ends whoever is still there.
-    training = Training(until_size=1, linger_s=3)
+    training = Training(until_size=1, leavers_gone=True)
     faults = (
         add_host("127.0.0.1:1", step=5),
         add_host("127.1:1", size=2),

@@ -25,7 +25,8 @@ class Training:
         samples: Size of the data set.
         epochs: Epochs to train at least. The job goes on to the end of the first epoch by which every fault has struck
         linger_s: (the last one that many seconds ago)
-        until_size: and the world has this size.
+        until_size: and the world has this size
+        leavers_gone: and no process remains of the workers that left, which horovodrun would end with the job.
         global_batch: Samples per optimizer step over the whole world.
         micro_batch: Samples per forward; ``None`` splits the global batch evenly.
         worker_batch: Samples per worker instead of a global batch.
@@ -55,6 +56,7 @@ class Training:
     epochs: int = 3
     linger_s: float = 0.0
     until_size: int | None = None
+    leavers_gone: bool = False
     global_batch: int = 8
     micro_batch: int | None = 2
     worker_batch: int | None = None

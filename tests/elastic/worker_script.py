@@ -174,7 +174,8 @@ def _agreed_over(points: Points, training: Training, stepped: bool) -> bool:
     import edl_hvd
 
     reached = training.until_size is None or (training.until_size == points.size and stepped)
-    mine = points.over(training.linger_s) and reached
+    left = not training.leavers_gone or points.leavers_are_gone()
+    mine = points.over(training.linger_s) and reached and left
     return bool(edl_hvd.allreduce(torch.tensor(int(mine)), op="min").item())
 
 
