@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edl_hvd.hosts import HostSlots
+from edl_hvd.kubernetes.kueue import QueuedWorkers, misplacement, useless_extras
 from edl_hvd.kubernetes.pods import launcher_manifest, service_manifest, worker_manifest, worker_name
 from edl_hvd.kubernetes.snapshot import (
     CPU,
@@ -24,14 +25,13 @@ from edl_hvd.kubernetes.snapshot import (
     WORKER,
     ClusterSnapshot,
     Placement,
-    PodGroup,
     SeenGuest,
     SeenJob,
     SeenNode,
     SeenPod,
     TrainingJobSpec,
 )
-from edl_hvd.kubernetes.status import JobMeasurements, JobState, Misplacement, Placed, RunCount, status_of, timings_of
+from edl_hvd.kubernetes.status import JobMeasurements, JobState, Placed, RunCount, status_of, timings_of
 from edl_hvd.planning.family import FamilyMember, first_curve, shared_timings
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob
@@ -46,8 +46,6 @@ _CLAIM_S = 120.0
 # A pod that finds no place within this time though room was made needs something else than room.
 _FAILED_STAYS_S, _MOST_FAILED = 10.0, 3
 # Workers that fail at once are replaced so often, and no more often.
-_ADMISSION_S = 10.0
-# Within which Kueue admits the worker that replaces a lost one, where there is quota for it.
 _ZONE = "topology.kubernetes.io/zone"
 
 
@@ -125,35 +123,6 @@ class _Pods:
     @property
     def alive(self) -> list[SeenPod]:
         return [pod for pod in self.workers if not pod.is_deleting and not pod.is_over]
-
-
-class _MinimumGroup:
-    """The pod group of a job's minimum, as Kueue counts it.
-
-    A pod counts until it has failed, also while it leaves: one more than the group's number would be deleted. One that
-    has succeeded counts for ever, and its quota is free.
-
-    Args:
-        job: The job.
-        least: Its minimum.
-        workers: All its workers.
-        leaving: Those that the plan takes away.
-        now_s: Seconds since the epoch, which make the name of a new group: one that has ended is not used again.
-    """
-
-    def __init__(
-        self, job: SeenJob, least: int, workers: Sequence[SeenPod], leaving: Sequence[SeenPod], now_s: float
-    ) -> None:
-        counted = [pod for pod in workers if pod.phase != "Failed" and (pod.is_bound or not pod.is_deleting)]
-        present = [pod for pod in counted if pod.group is not None and not pod.is_over]
-        newest = max(present, key=lambda pod: (pod.created_s, pod.name), default=None)
-        self.group = newest.group if newest else PodGroup(f"{job.name}-{int(now_s):x}", least)
-        self.members = sum(pod.group == self.group for pod in counted)
-        self.is_leaving = any(pod.group == self.group and (pod.is_deleting or pod in leaving) for pod in present)
-
-    @property
-    def has_room(self) -> bool:
-        return self.group is not None and self.members < self.group.count
 
 
 class _Turn:
@@ -388,6 +357,7 @@ class _Turn:
             placed = self._placed(job).workers
         elif share is not None and not (is_complete or has_failed):
             placed = tuple(HostSlots(entry.host, entry.slots // spec.unit) for entry in share.hosts)
+        found = (misplacement(job, pod, self.nodes.get(pod.node)) for pod in pods.alive)
         self._write(
             JobState(
                 job,
@@ -403,7 +373,7 @@ class _Turn:
                 has_workers=bool(pods.workers),
                 missing_class=self._missing_class(spec),
                 report=self.seen.reports.get(job.uid),
-                misplaced=Counter(filter(None, (self._misplaced(job, pod) for pod in pods.alive))),
+                misplaced=Counter(filter(None, found)),
             )
         )
         if spec is None or self._missing_class(spec):
@@ -414,15 +384,6 @@ class _Turn:
             self._leave(job, pods, keep_launcher=False)
         else:
             self._run(job, spec, pods, share, free[spec.resource])
-
-    def _misplaced(self, job: SeenJob, pod: SeenPod) -> Misplacement | None:
-        """The node of a worker that Kueue has admitted for others, and the labels that the node lacks."""
-        node = self.nodes.get(pod.node)
-        if not job.queue or job.spec is None or node is None or pod.is_bound or pod.gates:
-            return None
-        given = sorted(set(pod.placement.selector) - set(job.spec.placement.selector))
-        lacking = [f"{name}={value}" for name, value in given if node.labels.get(name) != value]
-        return Misplacement(node.name, ",".join(lacking)) if lacking else None
 
     def _missing_class(self, spec: TrainingJobSpec | None) -> str:
         """A PriorityClass that the job names and the cluster has not."""
@@ -463,7 +424,7 @@ class _Turn:
             there.sort(key=_first_to_stay)
             staying += there[:keep]
             leaving += there[keep:]
-        useless = _useless_extras(spec.least, pods.alive, self.now_s) if job.queue else []
+        useless = useless_extras(job, spec.least, pods.alive, self.now_s)
         kept = _kept_for_now(spec.least, staying, leaving)
         self.actions += [DeletePod(job, pod) for pod in leaving if pod not in kept and pod not in useless]
         self.actions += [DeletePod(job, pod) for pod in useless]
@@ -475,8 +436,7 @@ class _Turn:
             return
         floors = sum(pod.tier == FLOOR for pod in staying)
         number = 0
-        minimum = _MinimumGroup(job, spec.least, pods.workers, leaving, self.now_s)
-        is_whole = not (job.queue and any(pod.tier == FLOOR and pod.gates for pod in staying))
+        queued = QueuedWorkers(job, spec.least, pods.workers, staying, leaving, self.now_s)
         least_on = {entry.host: entry.slots for entry in share.floor}
         # Pods of the least where the plan has the least: there they stay, when the job gives the rest away.
         for node, count in sorted(wanted.items(), key=lambda entry: (-least_on.get(entry[0], 0), entry[0])):
@@ -488,25 +448,11 @@ class _Turn:
                     number += 1
                 tier = FLOOR if floors < spec.least else EXTRA
                 floors += tier == FLOOR
-                is_whole = is_whole and not (job.queue and tier == FLOOR)
-                group = None
-                if job.queue and tier == EXTRA and not is_whole:
+                member = queued.admit(tier)
+                if member is None:
                     continue
-                if job.queue and tier == FLOOR:
-                    if minimum.has_room:
-                        group, minimum.members = minimum.group, minimum.members + 1
-                    elif minimum.is_leaving:
-                        continue
-                self.actions.append(CreatePod(job, worker_manifest(job, spec, number, node, tier, group)))
+                self.actions.append(CreatePod(job, worker_manifest(job, spec, number, node, tier, member.group)))
                 number += 1
-
-
-def _useless_extras(least: int, alive: Sequence[SeenPod], now_s: float) -> list[SeenPod]:
-    """Extras of a queued job that hold, or would take, a part of the quota that its minimum waits for."""
-    is_held = any(pod.tier == FLOOR and pod.gates and now_s - pod.created_s >= _ADMISSION_S for pod in alive)
-    if not is_held or sum(pod.is_bound for pod in alive) >= least:
-        return []
-    return [pod for pod in alive if pod.tier == EXTRA]
 
 
 def _kept_for_now(least: int, staying: Sequence[SeenPod], leaving: Sequence[SeenPod]) -> list[SeenPod]:
