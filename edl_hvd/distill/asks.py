@@ -54,6 +54,7 @@ class Asks:
     """
 
     def __init__(self, teachers: WantedTeachers) -> None:
+        self._teachers = teachers
         self._service = Service(teachers, threading.Condition())
         self._calling = self._service.calling
         self._reduction = teachers.reduction
@@ -64,6 +65,7 @@ class Asks:
     def ask(self, send: Any) -> PendingAnswer:
         """Send an input. Blocks while the window is full."""
         arrays = _arrays_of(send)
+        self._calling.require(self._teachers.wanted())
         samples = arrays[0].type.shape[0]
         self._largest = max(self._largest, samples)
         rows = row_types(arrays)

@@ -123,7 +123,7 @@ class DistillLoader:
             elif not wanted.source and name not in is_open.models:
                 is_open.models[name] = wanted.local_model()
         for name, service in is_open.services.items():
-            service.calling.require(self._teachers[name].fingerprint)
+            service.calling.require(self._teachers[name].wanted())
         if is_open.services:
             is_open.current = Pass(reading, is_open.services, is_open.changed, is_open.kept)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
 import time
@@ -20,6 +21,8 @@ from edl_hvd.frames import Array
 from edl_hvd.open_inference import is_inference_source, read_models
 from edl_hvd.settings import Launch, Settings
 from edl_hvd.world_change import world_change
+
+logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 _LASTING_S = 5.0
@@ -45,6 +48,9 @@ class WantedTeachers(Protocol):
     def met(self, fingerprint: str) -> None:
         """Take note of the fingerprint of the teachers whose answers are used."""
 
+    def wanted(self) -> str:
+        """The fingerprint that a teacher must have from now on."""
+
     @property
     def token(self) -> Callable[[], str]:
         """What gives the token."""
@@ -65,7 +71,7 @@ class Service:
         self.worker = f"{launch.host}:{launch.local_rank}"
         wishes = Wishes(
             job=launch.run, student=self.worker, outputs=teachers.outputs,
-            exact=teachers.exact, fingerprint=teachers.fingerprint,
+            exact=teachers.exact, fingerprint=teachers.wanted(),
         )  # fmt: skip
         terms = Terms(
             wishes, teachers.limit_bytes, teachers.context, check=find_nan, tell=self.tell, met=teachers.met,
@@ -86,7 +92,9 @@ class Service:
         return to_arrays(self.teachers.reduction.reduce(named))
 
     def tell(self, event: events.Event) -> None:
-        """Write an event."""
+        """Write an event; print a warning of a teacher that is not used."""
+        if isinstance(event, events.TeacherRefused):
+            logger.warning("the teacher at %s is not used: %s", event.teacher, event.reason)
         self.log.emit(event)
 
     def close(self) -> None:

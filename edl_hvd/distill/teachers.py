@@ -16,6 +16,7 @@ from edl_hvd.errors import StateError, UsageError
 from edl_hvd.open_inference import is_inference_source, read_models
 from edl_hvd.proof import check_token
 from edl_hvd.settings import TeacherSettings
+from edl_hvd.teacher_models import teacher_models
 from edl_hvd.tls import client_context
 from edl_hvd.values import Interval
 
@@ -25,8 +26,9 @@ _MEGABYTE = 1 << 20
 class Teachers:
     """The teachers that answer for a student; original here.
 
-    Every rank makes one with the same arguments; it starts nothing, and is not collective. Given to ``State``, it keeps
-    the fingerprint of the teachers: all workers, and a job that resumes, then use the same or none.
+    Every rank makes one with the same arguments; it starts nothing, and is not collective. All workers of a job use
+    teachers with the same fingerprint. Given to ``State``, it keeps the fingerprint in checkpoints: a job that resumes
+    then uses the same or none.
     Without a source, and without ``EDL_HVD_TEACHERS``, the model of ``local`` computes in this process.
 
     Args:
@@ -163,6 +165,17 @@ class Teachers:
             fingerprint: Digest of the weights; empty where nothing is known of them.
         """
         self.fingerprint = self.fingerprint or fingerprint
+        if self.source and not self._given_fingerprint:
+            teacher_models.meet(self.source, fingerprint)
+
+    def wanted(self) -> str:
+        """The fingerprint that a teacher must have from now on; empty for that of the first one. Called by the package.
+
+        It is that which the workers of the job have agreed on, if they have.
+        """
+        if self.source and not self._given_fingerprint:
+            self.fingerprint = teacher_models.agreed(self.source) or self.fingerprint
+        return self.fingerprint
 
     def state_dict(self) -> dict[str, Any]:
         """The fingerprint of the teachers whose answers were used, which ``State(teachers=teachers, …)`` keeps."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
 
 from edl_hvd.clock import Clock
-from edl_hvd.errors import StorageError
+from edl_hvd.errors import StorageError, UsageError, WorldBrokenError
 from edl_hvd.events import Committed, Event, EventLog, Straggler
+from edl_hvd.teacher_models import teacher_models
 from edl_hvd.worker import process
 from edl_hvd.worker.commits.state_store import StateStore
-from edl_hvd.worker.commits.state_sync import AveragedBuffers
+from edl_hvd.worker.commits.state_sync import AveragedBuffers, agree_on_teachers
 from edl_hvd.worker.downtime import Downtime
 from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.worker.joining.rendezvous import RendezvousInfo
@@ -22,6 +24,8 @@ from edl_hvd.worker.standby.donor import StateDonor
 from edl_hvd.worker.training.metric_sync import MetricSync
 from edl_hvd.worker.training.round_message import Vote
 from edl_hvd.world import World
+
+logger = logging.getLogger(__name__)
 
 _FINAL_ATTEMPTS = 3  # to write the checkpoint of a finished training
 
@@ -120,8 +124,9 @@ class CommitProtocol:
         """This rank's vote for the commit after ``steps`` more steps and ``samples`` more samples."""
         store, checkpoints = self._store, self._checkpoints
         resize = float(self._rendezvous.change_pending())
+        teachers = float(teacher_models.is_new)
         if not checkpoints.is_enabled:
-            return Vote(resize=resize)
+            return Vote(resize=resize, teachers=teachers)
         due = (
             self._joined is not None
             and self._joined.world.rank == 0
@@ -136,6 +141,7 @@ class CommitProtocol:
             writing=float(checkpoints.busy),
             stop=float(bool(checkpoints.stop_reason)),
             failed=float(checkpoints.has_failed),
+            teachers=teachers,
         )
 
     def _vote_out_of_band(self, collectives: Collectives) -> Vote:
@@ -153,6 +159,27 @@ class CommitProtocol:
 
     # --- decisions ---
 
+    def agree_on_teachers(self) -> None:
+        """See :class:`edl_hvd.worker.runtime.CommitCoordinator`.
+
+        Raises:
+            UsageError: The ranks learn from different models, and the world is fixed; on all ranks.
+            WorldBrokenError: They do, and go on from the last commit with the same model; on all ranks.
+        """
+        joined = self._joined
+        if joined is None:
+            return
+        others = agree_on_teachers(joined.collectives, [0] * joined.world.size)
+        if not others:
+            return
+        found = "; ".join(f"{one.source} has {one.used} and {one.other}" for one in others)
+        what = f"teachers with different models (fingerprints) answered to different workers: {found}"
+        if not self._rendezvous.elastic:
+            raise UsageError(f"{what}; list teachers of one model, or name it by Teachers(fingerprint=…)")
+        if joined.world.rank == 0:
+            logger.warning("%s; all use the first named from the last commit on", what)
+        raise WorldBrokenError(what)
+
     def agree(self, answer: Vote | None = None) -> None:
         """See :class:`edl_hvd.worker.runtime.CommitCoordinator`. In phase "commit".
 
@@ -168,7 +195,11 @@ class CommitProtocol:
         if self._checkpoints.is_enabled:
             self._checkpoints.report()
             self._checkpoints.schedule.note_commit(self._writers_busy)
-        agreed = self._vote_out_of_band(joined.collectives) if answer is None else answer
+        agreed = answer
+        if agreed is None:
+            agreed = self._vote_out_of_band(joined.collectives)
+            if agreed.teachers:
+                self.agree_on_teachers()
         self._writers_busy = bool(agreed.writing)
         if self._donor.streams:
             self._donor.commit()

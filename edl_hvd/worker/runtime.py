@@ -55,6 +55,9 @@ class CommitCoordinator(Protocol):
     def vote_now(self) -> Vote:
         """What this rank wants at a commit without a step before it."""
 
+    def agree_on_teachers(self) -> None:
+        """Let all ranks learn from teachers of the same models. Collective; blocks."""
+
     def may_come_back(self, answer: Vote | None) -> bool:
         """Whether a rank may need the state of the commit that the ranks have voted on."""
 
@@ -266,6 +269,8 @@ class Runtime:
         self._settle()
         self._own_steps.committed_step = self.store.step
         number, coordinator = self.store.commit + 1, self.coordinator
+        if coordinator is not None and answer is not None and answer.teachers:
+            coordinator.agree_on_teachers()
         if may_be_light and coordinator is not None and not coordinator.may_come_back(answer):
             self.store.skip(number)
         else:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edl_hvd.errors import ProgressLostError
+from edl_hvd.teacher_models import teacher_models
 from edl_hvd.worker import process
 from edl_hvd.worker.commits.commit import Freshness
 from edl_hvd.worker.commits.state_store import StateStore
-from edl_hvd.worker.commits.state_sync import broadcast_json, broadcast_state, drop_diverged
+from edl_hvd.worker.commits.state_sync import agree_on_teachers, broadcast_json, broadcast_state, drop_diverged
 from edl_hvd.worker.joining.rendezvous import RendezvousInfo
 from edl_hvd.worker.saving.manager import CheckpointManager
 from edl_hvd.worker.training.alike import check_same_numerics, numerics_fingerprint
@@ -29,6 +30,7 @@ class JoinReport(NamedTuple):
         losses: How often the job has lost all holders of its state, as far as it knows.
         watched_s: For how long the job has been watched, in whole seconds, as far as it knows.
         callbacks: Number of functions that its script has given to ``state.on_resize``.
+        has_teachers: Whether it has met a model of teachers.
     """
 
     commit: int
@@ -41,6 +43,7 @@ class JoinReport(NamedTuple):
     losses: int
     watched_s: int
     callbacks: int
+    has_teachers: int
 
     @property
     def freshness(self) -> Freshness:
@@ -116,6 +119,7 @@ class StateAgreement:
             losses=checkpoints.schedule.losses,
             watched_s=int(checkpoints.schedule.watched_s),
             callbacks=callbacks,
+            has_teachers=bool(teacher_models.met),
         )
         reports = [JoinReport(*row) for row in collectives.gather_integers(own)]
         self.known_step = max(report.known_step for report in reports)
@@ -128,10 +132,13 @@ class StateAgreement:
         if store.exact:
             own_numerics = numerics_fingerprint(process.device())
             check_same_numerics(own_numerics, broadcast_json(collectives, own_numerics, 0, world.rank))
+        generations = tuple(report.generation for report in reports)
+        if any(report.has_teachers for report in reports):
+            agree_on_teachers(collectives, generations)
         is_restored = self._synchronise(joined, drop_diverged(collectives, store.fingerprint, held, unverified))
         return Agreement(
             reports[0].nonce,
-            tuple(report.generation for report in reports),
+            generations,
             is_restored,
             any(report.callbacks for report in reports),
         )

@@ -57,6 +57,20 @@ class Sums:
         return answer
 
 
+class Scaled:
+    """A teacher whose answers tell which model it is.
+
+    Args:
+        scale: Factor of the sums; also its fingerprint.
+    """
+
+    def __init__(self, scale: int) -> None:
+        self.scale, self.fingerprint = scale, f"model-{scale}"
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        return self.scale * sums(images)
+
+
 def sums(images: torch.Tensor) -> torch.Tensor:
     """The right answer."""
     flat = images.flatten(1).double()

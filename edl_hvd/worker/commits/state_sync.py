@@ -8,9 +8,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy
 import torch
 
 from edl_hvd.errors import UsageError
+from edl_hvd.teacher_models import OtherModel, teacher_models
 from edl_hvd.worker.codec import Encoded
 from edl_hvd.worker.commits.commit import NOTHING, Freshness
 from edl_hvd.worker.engine.collectives import Collectives
@@ -32,6 +34,30 @@ def broadcast_json(collectives: Collectives, value: Any, root: int, rank: int) -
         data = torch.empty(int(length.item()), dtype=torch.uint8)
     collectives.broadcast_(data, root)
     return json.loads(data.numpy().tobytes())
+
+
+def _gather_json(collectives: Collectives, value: Any) -> list[Any]:
+    """Return the JSON values of all ranks, in rank order. Collective; blocks."""
+    data = json.dumps(value).encode()
+    sizes = [row[0] for row in collectives.gather_integers([len(data)])]
+    words = numpy.frombuffer(data.ljust(-(-max(sizes) // 8) * 8), dtype=numpy.int64)
+    rows = collectives.gather_integers(words.tolist())
+    return [json.loads(numpy.array(row, dtype=numpy.int64).tobytes()) for row in rows]
+
+
+def agree_on_teachers(collectives: Collectives, generations: Sequence[int]) -> list[OtherModel]:
+    """Let all ranks learn from the same models: those that the rank of the latest world has met. Collective; blocks.
+
+    Args:
+        collectives: Of the world.
+        generations: Generation of the world that each rank comes from, in rank order.
+
+    Returns:
+        The places in which another rank has met another model; the same on all ranks.
+    """
+    met = _gather_json(collectives, dict(teacher_models.met))
+    order = sorted(range(len(met)), key=lambda rank: -generations[rank])
+    return teacher_models.agree([met[rank] for rank in order])
 
 
 def broadcast_state(

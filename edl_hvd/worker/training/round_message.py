@@ -27,6 +27,7 @@ class Vote(NamedTuple):
         stop: The job is to end.
         metrics: Metrics have counted something that the other ranks do not know of.
         failed: This rank's share of the checkpoint could not be written.
+        teachers: This rank has met a model of teachers that the others have not heard of.
     """
 
     resize: float = 0.0
@@ -35,6 +36,7 @@ class Vote(NamedTuple):
     stop: float = 0.0
     metrics: float = 0.0
     failed: float = 0.0
+    teachers: float = 0.0
 
 
 class _Fixed(NamedTuple):
