@@ -34,6 +34,9 @@ _TIME_OF_DAY_S = 1e8
 # So is one of a clock that began when the machine did, if its former value was one, too: such a clock is near the sums
 # and counts of a script where the machine is new. Values from shortly before the import of this package count.
 _UPTIME_CLOCKS = tuple((clock, max(clock() - 60.0, clock() / 2)) for clock in (time.monotonic, time.perf_counter))
+_ONLY_SHOWN = re.compile(
+    r"Log(ger|s)?$|Writer|Meter|Timer|Stopwatch|Progress|Profil|Track|Record|Monitor|History|tqdm|Bar$"
+)
 _SMALL_ARRAY = 1024  # elements of an array of NumPy's whose values are compared; others by identity alone
 
 
@@ -125,6 +128,11 @@ def script_frames(frame: FrameType | None) -> Iterator[FrameType]:
         if not _is_of_library(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
+
+
+def is_only_shown(value: Any) -> bool:
+    """Whether an object counts or records something for people, by the name of its class, and decides nothing."""
+    return _ONLY_SHOWN.search(type(value).__name__) is not None
 
 
 def is_of_script(value: type | FunctionType) -> bool:

@@ -25,7 +25,7 @@ import torch
 
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.script_generators import GENERATORS, ScriptGenerators, of_loader
-from edl_hvd.worker.script_locals import SeenValue, is_of_script, parts_of, script_frames, variables_of
+from edl_hvd.worker.script_locals import SeenValue, is_of_script, is_only_shown, parts_of, script_frames, variables_of
 from edl_hvd.worker.shared_variables import SharedVariables
 
 _MOST_OBJECTS, _MOST_NUMBERS, _DEEPEST = 300, 300, 2
@@ -33,7 +33,6 @@ _MOST_OBJECTS, _MOST_NUMBERS, _DEEPEST = 300, 300, 2
 _MAKERS = ("__init__", "__post_init__", "__setstate__", "load_state_dict")
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _CLOCKS = {"time", "monotonic", "perf_counter"}
-_ONLY_SHOWN = re.compile(r"Log(ger|s)?$|Writer|Meter|Timer|Stopwatch|Progress|Profil|Track|Record|Monitor|History|Bar$")
 _ONLY_MEASURED = re.compile(r"Metric|Accuracy|Score|Precision|Recall|Confusion")  # modules, as those of torchmetrics
 _INDEX = {"LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_GLOBAL", "BUILD_TUPLE", "BUILD_SLICE", "LOAD_SMALL_INT"}
 _NOT_OF_SCRIPTS = ("torch.", "edl_hvd.", "builtins")
@@ -207,7 +206,7 @@ class ScriptObjects:
             for tensor in one.state_dict(keep_vars=True).values()
         }
         for path, module in modules:
-            if _ONLY_SHOWN.search(type(module).__name__) or _ONLY_MEASURED.search(type(module).__name__):
+            if is_only_shown(module) or _ONLY_MEASURED.search(type(module).__name__):
                 continue
             for place, part in module.named_modules(prefix=path):
                 numbers = {name: value for name, value in _numbers_in(part).items() if id(value) not in kept}
@@ -261,7 +260,7 @@ class ScriptObjects:
         kept = kept_by(self._store)
         for number in self._numbers:
             owner = number.owner()
-            if owner is None or id(owner) in kept or _ONLY_SHOWN.search(type(owner).__name__):
+            if owner is None or id(owner) in kept or is_only_shown(owner):
                 continue
             now = _numbers_of(owner)
             if now.get(number.name) is not None and number.value.has_changed(now[number.name]):

@@ -15,10 +15,9 @@ from functools import partial
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from edl_hvd.worker.script_locals import SeenValue, parts_of, variables_of
+from edl_hvd.worker.script_locals import SeenValue, is_only_shown, parts_of, variables_of
 
 _USE = re.compile(r"(LOAD|STORE)_(?:DEREF|CLASSDEREF|GLOBAL)")
-_ONLY_SHOWN = re.compile(r"Log(ger|s)?$|Writer|Meter|Timer|Stopwatch|Progress|Profil|Monitor|tqdm|Bar$")
 _NO_VALUES = (type, FunctionType, ModuleType)
 
 
@@ -97,7 +96,7 @@ class SharedVariables:
             for variable in self._variables.values():
                 now = variable.get()
                 is_kept = id(now) in kept and not isinstance(now, (int, float))  # small numbers are shared
-                is_left_out = is_kept or _ONLY_SHOWN.search(type(now).__name__)
+                is_left_out = is_kept or is_only_shown(now)
                 if variable.value.has_changed(now) and not is_left_out and variable.is_counted_on():
                     found.append(variable.name)
         return sorted(set(found))

@@ -7,7 +7,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -189,11 +189,3 @@ class Images(torch.utils.data.Dataset[Any]):
             raise IndexError(index)
         generator = torch.Generator().manual_seed(index)
         return torch.randn(1, self.side, self.side, generator=generator), index
-
-
-def within(seconds: float, is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    deadline_s = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline_s, "it never became so"
-        time.sleep(0.01)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from clocks import FakeClock
-from fleet import within
 from thread_signals import signal_another_thread
+from waiting import until
 
 from edl_hvd.discovery.leasing import HeldHostLease
 from edl_hvd.discovery.registry import make_source
@@ -209,7 +209,7 @@ def test_a_held_lease_is_written_again_and_again_and_given_back(tmp_path: Path) 
     lease = HeldHostLease(str(tmp_path), B, every_s=0.01)
     path = tmp_path / "node-b=2.lease"
     first = json.loads(path.read_text())
-    within(60, lambda: json.loads(path.read_text())["count"] > first["count"] + 3)
+    until(lambda: json.loads(path.read_text())["count"] > first["count"] + 3)
     assert json.loads(path.read_text())["holder"] == first["holder"]
     assert not older.exists(), "the one from before the host was lost"
     assert set(Leases(str(tmp_path), lapse_s=60.0).answer().hosts) == {B}
@@ -225,10 +225,10 @@ def test_a_lease_that_cannot_be_written_says_so_once_and_goes_on(tmp_path: Path)
     (folder / "node-a=1.lease").unlink()
     (folder / "node-a=1.lease").mkdir()
     (folder / "node-a=1.lease" / "x").touch()
-    within(60, lambda: bool(told))
+    until(lambda: bool(told))
     (folder / "node-a=1.lease" / "x").unlink()
     (folder / "node-a=1.lease").rmdir()
-    within(60, lambda: len(told) >= 2)
+    until(lambda: len(told) >= 2)
     lease.close()
     assert "node-a=1.lease" in told[0]
     assert told[1:] == [""]

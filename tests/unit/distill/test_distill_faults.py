@@ -21,9 +21,9 @@ if __name__ == "__main__":
 
 import pytest
 import torch
-from fleet import Fleet, Images, Sums, sums, within
+from fleet import Fleet, Images, Sums, sums
 from torch.utils.data import DataLoader
-from waiting import LONG_S, soon
+from waiting import soon, until
 
 import edl_hvd
 from edl_hvd.distill import DistillLoader, Teachers
@@ -156,7 +156,7 @@ def run_at_random(seed: int, folder: Path) -> list[str]:
         loader.close()
     finally:
         teachers.close()
-    within(LONG_S, lambda: {one for one in threading.enumerate() if "QueueFeeder" not in one.name} <= before)
+    until(lambda: {one for one in threading.enumerate() if "QueueFeeder" not in one.name} <= before)
     return strikes.done
 
 

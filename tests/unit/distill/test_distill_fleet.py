@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fleet import Images, Sums, fleet, sums, within
+from fleet import Images, Sums, fleet, sums
 from students import check, make_loader, sampler
-from waiting import LONG_S, soon
+from waiting import soon, until
 
 from edl_hvd.distill import Teachers
 from edl_hvd.events import read_events
@@ -45,7 +45,7 @@ def test_a_teacher_that_is_stopped_does_not_stop_the_training(tmp_path):
             return " (stopped)" in Path(f"/proc/{teachers.processes[0].pid}/status").read_text()
 
         def help_when_it_is_stopped() -> None:
-            within(LONG_S, is_stopped)
+            until(is_stopped)
             teachers.start(Sums(0.02))
 
         helper = threading.Thread(target=help_when_it_is_stopped)
@@ -108,7 +108,7 @@ def test_teachers_are_added_while_the_epoch_runs(tmp_path):
             if number == 60:
                 service = loader._open.service
                 assert service is not None
-                within(LONG_S, lambda: service.calling.outlook().ready == 2)
+                until(lambda: service.calling.outlook().ready == 2)
 
         check(loader, 320, strike)
         loader.close()

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from fleet import CLASSES, Images, free_port, sums, within
+from fleet import CLASSES, Images, free_port, sums
 from inference_server import InferenceServer, ServerKind, inference_servers
 from torch.utils.data import DataLoader
-from waiting import LONG_S, soon
+from waiting import soon, until
 
 import edl_hvd
 from edl_hvd import distill
@@ -96,7 +96,7 @@ def test_a_server_killed_in_mid_epoch_costs_no_answer_and_comes_back(tmp_path, m
                 again.append(InferenceServer(ServerKind(delay_s=0.02, port=servers[0].port)))
                 assert loader._open.service is not None
                 calling = loader._open.service.calling
-                within(LONG_S, lambda: len(calling.outlook().window.teachers) > 4)
+                until(lambda: len(calling.outlook().window.teachers) > 4)
 
         check(loader, 320, strike)
         loader.close()
@@ -291,7 +291,7 @@ def test_servers_that_answer_otherwise_than_the_first_are_refused(tmp_path, monk
                 refused = lambda: any(  # noqa: E731
                     event["event"] == "teacher_refused" for event in read_events(tmp_path / "events.jsonl")
                 )
-                within(LONG_S, refused)
+                until(refused)
 
         check(loader, 320, strike)
         loader.close()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fleet import Images, Sums, fleet, sums, within
+from fleet import Images, Sums, fleet, sums
 from students import check, make_loader, sampler
 from torch.utils.data import DataLoader
-from waiting import LONG_S
+from waiting import until
 
 from edl_hvd import distill
 from edl_hvd.distill import DistillLoader, Teachers
@@ -43,7 +43,7 @@ def test_a_pass_that_nobody_iterates_ends_the_processes_of_its_loader(tmp_path):
         readers = set(multiprocessing.active_children()) - before
         assert len(readers) == 2
         del batches
-        within(LONG_S, lambda: not any(reader.is_alive() for reader in readers))
+        until(lambda: not any(reader.is_alive() for reader in readers))
         check(loader)
         loader.close()
 
@@ -163,9 +163,7 @@ def test_a_loader_that_is_forgotten_ends_its_threads(tmp_path):
         loader = make_loader(Teachers(teachers.source, port=teachers.port), workers=1)
         next(iter(loader))
         del loader
-        within(
-            LONG_S, lambda: {thread for thread in threading.enumerate() if "QueueFeeder" not in thread.name} <= before
-        )
+        until(lambda: {thread for thread in threading.enumerate() if "QueueFeeder" not in thread.name} <= before)
 
 
 def test_exact_answers_do_not_depend_on_the_fleet(tmp_path):

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 import torch
-from fleet import CLASSES, Images, Sums, fleet, free_port, sums, within
+from fleet import CLASSES, Images, Sums, fleet, free_port, sums
 from students import check, make_loader, sampler
 from torch.utils.data import DataLoader
-from waiting import LONG_S, soon
+from waiting import soon, until
 
 from edl_hvd.distill import DistillLoader, Teachers
 from edl_hvd.distill.outputs import find_nan, to_arrays
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.distill
 def wait_for_teachers(loader: DistillLoader, count: int) -> None:
     service = loader._open.service
     assert service is not None
-    within(LONG_S, lambda: service.calling.outlook().ready == count)
+    until(lambda: service.calling.outlook().ready == count)
 
 
 def test_a_liar_with_other_shapes_is_put_out_and_the_others_answer(tmp_path, monkeypatch):
@@ -31,9 +31,7 @@ def test_a_liar_with_other_shapes_is_put_out_and_the_others_answer(tmp_path, mon
     with fleet(tmp_path, Sums(trouble="shape")) as teachers:
 
         def help_when_it_is_out() -> None:
-            within(
-                LONG_S, lambda: events.exists() and any(one["event"] == "teacher_lost" for one in read_events(events))
-            )
+            until(lambda: events.exists() and any(one["event"] == "teacher_lost" for one in read_events(events)))
             teachers.start(Sums())
 
         helper = threading.Thread(target=help_when_it_is_out)
@@ -101,7 +99,7 @@ def test_no_teacher_within_patience_is_one_clear_error_and_leaves_no_thread(tmp_
     ):
         next(iter(loader))
     loader.close()
-    within(LONG_S, lambda: set(threading.enumerate()) <= before)
+    until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_a_source_that_lists_nobody_is_named_in_the_error(tmp_path):
@@ -144,7 +142,7 @@ def test_teachers_with_other_weights_are_refused(tmp_path, monkeypatch):
         loader = make_loader(Teachers(teachers.source, port=teachers.port, fingerprint="first"))
         check(loader)
         events = read_events(tmp_path / "events.jsonl")
-        within(LONG_S, lambda: any("fingerprint" in str(event) for event in read_events(tmp_path / "events.jsonl")))
+        until(lambda: any("fingerprint" in str(event) for event in read_events(tmp_path / "events.jsonl")))
         assert [event["fingerprint"] for event in events if event["event"] == "teacher_joined"] == ["first"]
         loader.close()
 
@@ -163,9 +161,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_and_named(tmp_path, monkeypa
         check(loader)
         teachers.start(Wide())
         check(loader)
-        within(
-            LONG_S, lambda: any(event["event"] == "teacher_refused" for event in read_events(tmp_path / "events.jsonl"))
-        )
+        until(lambda: any(event["event"] == "teacher_refused" for event in read_events(tmp_path / "events.jsonl")))
         check(loader)
         loader.close()
     refused = [event for event in read_events(tmp_path / "events.jsonl") if event["event"] == "teacher_refused"]

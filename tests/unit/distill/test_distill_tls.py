@@ -14,10 +14,10 @@ import threading
 import pytest
 import torch
 from certificates import Authority
-from fleet import Sums, fleet, free_port, sums, within
+from fleet import Sums, fleet, free_port, sums
 from inference_server import ServerKind, inference_servers
 from students import TOKEN, check, make_loader
-from waiting import LONG_S, soon
+from waiting import soon, until
 
 from edl_hvd.distill import Teachers
 from edl_hvd.distill.asking import ask
@@ -222,4 +222,4 @@ def test_asking_a_teacher_that_is_gone_ends(tmp_path, authority):
         context = client_context(str(authority.path))
         there = ask(Address("localhost", teachers.port), TOKEN, context=context)
         assert there.model == "Sums"
-        within(LONG_S, lambda: ask(Address("localhost", teachers.port), TOKEN, context=context).students == 0)
+        until(lambda: ask(Address("localhost", teachers.port), TOKEN, context=context).students == 0)
