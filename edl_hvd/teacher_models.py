@@ -50,6 +50,11 @@ class TeacherModels:
         """The fingerprint of the model that all workers learn from in this place; empty if they have not compared."""
         return self._agreed.get(source, "")
 
+    def forget(self) -> None:
+        """The training is over; the next one of this process may have teachers with another model."""
+        with self._lock:
+            self.met, self._agreed, self.is_new = {}, {}, False
+
     def agree(self, met_by: Sequence[Mapping[str, str]]) -> list[OtherModel]:
         """Choose for each place the model of the first of these workers that has met one.
 

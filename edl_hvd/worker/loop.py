@@ -16,6 +16,7 @@ from edl_hvd.errors import PlatformError, UsageError, WorldBrokenError
 from edl_hvd.events import EventLog, JobEnded, JobStarted, StopCause, WorkerLeft
 from edl_hvd.protocol import LONGEST_SAVE_S
 from edl_hvd.settings import Settings
+from edl_hvd.teacher_models import teacher_models
 from edl_hvd.worker import process
 from edl_hvd.worker.commit_protocol import CommitProtocol, CommittedState, HostsUpdatedInterrupt
 from edl_hvd.worker.downtime import Downtime
@@ -69,6 +70,7 @@ class ElasticLoop:
         self._runtime.attach(None)
         self._runtime.bind(None)
         self._events.close()
+        teacher_models.forget()
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Run the function, again in each new world, until it returns.

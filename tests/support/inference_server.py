@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -47,6 +48,8 @@ class ServerKind:
         binary: Whether it knows the extension "binary tensor data".
         keeps: Whether it keeps a connection for the next request.
         delay_s: Time of an answer.
+        together: Number of requests that have to be there at the same time once, before it answers one with an input
+            that is not all zeros.
         loads_s: Time after its start until its models are loaded.
         port: Port; 0 takes a free one.
         certificate, key: Files for https; empty for http.
@@ -55,6 +58,7 @@ class ServerKind:
     binary: bool = True
     keeps: bool = True
     delay_s: float = 0.0
+    together: int = 1
     loads_s: float = 0.0
     port: int = 0
     certificate: str = ""
@@ -75,6 +79,8 @@ class Handler(BaseHTTPRequestHandler):
     kind = ServerKind()
     began_s = 0.0
     asked = 0
+    waiting = 0
+    has_met = threading.Event()
 
     def log_message(self, format: str, *words: object) -> None:
         """Say nothing."""
@@ -96,6 +102,11 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(self.kind.delay_s)
         try:
             given = self.read_inputs(body)
+            if any(values.any() for values in given.values()):
+                type(self).waiting += 1
+                if self.waiting >= self.kind.together:
+                    self.has_met.set()
+                soon(self.has_met)
             outputs = answer(name, given, type(self).asked)
         except Exception as error:
             self.reply(400, {"error": f"{type(error).__name__}: {error}"})

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +71,10 @@ def test_answers_of_a_server_come_in_order_and_are_those_of_its_model(model, kin
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("edl_hvd request")]
 
 
-def test_a_server_is_asked_for_as_many_answers_at_a_time_as_the_source_says():
-    with inference_servers(ServerKind(delay_s=0.2)) as (server,):
+def test_a_server_is_asked_for_several_answers_at_a_time():
+    with inference_servers(ServerKind(together=4)) as (server,):
         loader = make_loader(server.source(requests=8))
-        began_s = time.monotonic()
         check(loader)
-        assert time.monotonic() - began_s < 64 / 4 * 0.2
         loader.close()
 
 
