@@ -111,3 +111,19 @@ def test_what_is_learned_does_not_depend_on_where_teachers_are(tmp_path, loop, d
     assert all(torch.equal(one, other) for one, other in zip(weights, other_weights, strict=True))
     for epoch in range(EPOCHS):
         assert sorted(samples[epoch * LENGTH : (epoch + 1) * LENGTH]) == list(range(LENGTH))
+
+
+def test_the_next_training_of_a_process_learns_from_another_model(tmp_path):
+    batches = edl_hvd.ElasticBatchSampler(LENGTH, global_batch=12, micro_batch=4, seed=1)
+    inner = DataLoader(Images(LENGTH), batch_sampler=batches)
+    met = set()
+    with fleet(tmp_path) as teachers:
+        for _ in range(2):
+            teachers.start(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3)), 0)
+            wanted = distill.Teachers(teachers.source, port=teachers.port)
+            loader = distill.DistillLoader(inner, wanted, send=lambda batch: batch[0])
+            learn("steps", loader, batches)
+            met.add(wanted.fingerprint)
+            loader.close()
+            teachers.kill(0)
+    assert len(met) == 2
