@@ -279,7 +279,7 @@ def read_fleet_history(folder: Path, job: str = "") -> Iterator[FleetEntry]:
     if not path.is_file():
         raise UsageError(f"{folder} holds no fleet; expected the --state folder of 'edl-hvd fleet serve'")
     try:
-        file = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_BUSY_S)
+        file = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)
         try:
             file.execute("BEGIN")  # one moment of the file, whatever its daemon removes meanwhile
             row = file.execute("SELECT value FROM fact WHERE name = 'begin'").fetchone()
