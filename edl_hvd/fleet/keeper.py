@@ -32,7 +32,7 @@ from edl_hvd.fleet.runs import JOBS, Runs, RunView
 from edl_hvd.fleet.state import Fleet, FleetJob, FleetRules, JobPhase, total
 from edl_hvd.fleet.store import DISK_IS_FULL, FILE, FleetDiskFullError, FleetStore
 from edl_hvd.fleet.turn import free_slots, turn
-from edl_hvd.json_values import as_fields
+from edl_hvd.json_values import as_fields, show
 from edl_hvd.planning.family import shared_timings
 from edl_hvd.process_identity import start_token
 from edl_hvd.values import count
@@ -105,6 +105,7 @@ class Keeper:
         self._curves_s: dict[str, float] = {}
         self._unwritten: set[str] = set()
         self._watch: HostWatch | None = None
+        self._has_begun = False
         self._unkept_hosts: events.HostsListed | None = None
         self._full_since_s: float | None = None
         self._next_plan_s = 0.0
@@ -147,8 +148,6 @@ class Keeper:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._ending.set)
         try:
-            self.handle(events.RulesGiven(self._rules))
-            self._adopt()
             watch.start()
             while not self._ending.is_set():
                 self._check_place()
@@ -226,6 +225,9 @@ class Keeper:
                 return
             for name in self.fleet.removing:
                 self._remove(name)
+        if not self._has_begun:
+            self.handle(events.RulesGiven(self._rules), then=self._note_begun)
+            self._adopt()
         if self._unkept_hosts is not None:
             self.handle(self._unkept_hosts, then=self._forget_hosts)
         for job in list(self.fleet.jobs.values()):
@@ -238,6 +240,9 @@ class Keeper:
         if self._full_since_s is not None and is_started:
             self._tell("", f"there is room again, after {self.now_s - self._full_since_s:.0f} s; the fleet goes on")
             self._full_since_s = None
+
+    def _note_begun(self) -> None:
+        self._has_begun = True
 
     def _forget_hosts(self) -> None:
         self._unkept_hosts = None
@@ -287,11 +292,11 @@ class Keeper:
     def _start(self, job: FleetJob) -> None:
         try:
             child = self._runs.prepare(job, shared_timings(members_of(self.fleet, job.spec.family)))
-        except OSError as error:
-            if error.errno in DISK_IS_FULL:
+        except (OSError, ValueError) as error:  # a text that the encoding of this system lacks is a ValueError
+            if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
                 self._wait_for_room(f"job {job.name} could not be started: the disk is full ({error}); make room")
                 return
-            how = f"job {job.name} could not be started in {job.spec.folder}: {error}"
+            how = f"job {job.name} could not be started in {show(job.spec.folder)}: {error}"
             self.handle(events.RunEnded(job.name, 2, how, job.known_step))
             return
         self._unwritten.discard(job.name)
@@ -322,15 +327,10 @@ class Keeper:
             self._unwritten.add(name)
 
     def _adopt(self) -> None:
-        """Do what an earlier daemon decided and did not do."""
+        """Do what an earlier daemon decided and did not do. Jobs without a process are begun by each turn."""
         self._runs.clear_deleted()
-        for name in self.fleet.removing:
-            self._remove(name)
         for job in self.fleet.jobs.values():
-            if not job.phase.is_alive:
-                continue
             if not job.pid:
-                self._begin(job)
                 continue
             end = self._runs.ended(job)
             if end is not None:
@@ -341,6 +341,8 @@ class Keeper:
             # A second signal would end it at once, without a checkpoint.
             if job.phase is JobPhase.STOPPING and (status is None or status.state != "stopping"):
                 self._runs.signal(job, signal.SIGTERM)
+        for name in self.fleet.removing:
+            self._remove(name)
 
     def _begin(self, job: FleetJob) -> None:
         """Start a job whose start was decided and not kept; where it was told to end meanwhile, it has ended."""

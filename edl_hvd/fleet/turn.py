@@ -22,6 +22,8 @@ SAVED = 75
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 # Before a run that came no further is repeated: doubles each time.
+_MOST_DOUBLINGS = 6
+# Later ones are no longer; no float holds what a thousand make.
 _MOST_KILLED = 5
 # Runs of one job that came no further, after which another is no remedy.
 _MOST_PLANNER_FAILURES = 3
@@ -194,7 +196,7 @@ def _ended(draft: FleetDraft, job: FleetJob, event: events.RunEnded) -> FleetJob
     if failures > most:
         draft.tell(job.name, f"has failed: {event.how}")
         return _resting(replace(job, failures=failures), JobPhase.FAILED, event.how, draft.now_s)
-    pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** (failures - 1))
+    pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(failures - 1, _MOST_DOUBLINGS))
     draft.tell(job.name, f"is repeated in {pause_s:.0f} s from its newest checkpoint: {event.how}")
     return replace(
         job, phase=JobPhase.WAITING, failures=failures, not_before_s=draft.now_s + pause_s, why=event.how,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fleet_world import World
 
@@ -199,6 +201,13 @@ def test_a_failed_run_is_repeated_as_often_as_its_user_allows_with_growing_pause
         fleet, _ = turn(fleet, events.RunStarted("one", 5, "token"), 13.0)
     fleet, _ = turn(fleet, events.RunEnded("one", 1, "a mistake"), 14.0)
     assert (fleet.jobs["one"].phase, fleet.jobs["one"].why) == (JobPhase.FAILED, "a mistake")
+
+
+def test_a_run_that_has_failed_thousands_of_times_is_repeated_after_the_longest_pause():
+    fleet, _ = play(events.HostsListed(FOUR), events.JobSubmitted(spec("one", retries=5000)))
+    fleet = replace(fleet, jobs={"one": replace(fleet.jobs["one"], failures=2000)})
+    fleet, _ = turn(fleet, events.RunEnded("one", 1, "a mistake"), 10.0)
+    assert fleet.jobs["one"].not_before_s == 70.0
 
 
 def test_a_run_that_was_killed_after_it_came_further_goes_on_at_once():

@@ -1,0 +1,51 @@
+"""A job whose texts this system cannot pass to a process: it fails, and the daemon and other jobs go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl_hvd.discovery.registry import PolledSource
+from edl_hvd.discovery.sources.hostfile import FixedHosts
+from edl_hvd.fleet import events
+from edl_hvd.fleet.keeper import Keeper
+from edl_hvd.fleet.state import Fleet, FleetJob, FleetRules, JobPhase, JobSpec
+from edl_hvd.fleet.store import FleetStore
+from edl_hvd.hosts import HostSlots
+
+ALONE = "\ud800"  # half of a character: JSON has it, and no encoding
+HOSTS = (HostSlots("localhost", 2),)
+
+
+def keeper(folder: Path) -> Keeper:
+    """The daemon of a fleet before it runs."""
+    return Keeper(folder, PolledSource(FixedHosts(()), 0.0, 0.0, 1.0), FleetRules(), {}, lambda about, text: None)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"command": ("true", ALONE)}, {"folder": f"/{ALONE}"}, {"variables": (f"A={ALONE}",)}]
+)
+def test_a_text_that_no_encoding_has_fails_its_job_alone(tmp_path: Path, fields: dict[str, Any]) -> None:
+    daemon = keeper(tmp_path)
+    daemon.handle(events.HostsListed(HOSTS))
+    daemon.handle(events.JobSubmitted(replace(JobSpec("one", ("true",), "/", 1, 1), **fields)))
+    job = daemon.fleet.jobs["one"]
+    assert (job.phase, job.exit_code) == (JobPhase.FAILED, 2)
+    assert job.why.startswith("job one could not be started in ")
+    assert len(job.why.splitlines()) == 1
+    daemon._store.close()
+
+
+def test_a_daemon_begins_where_an_earlier_one_could_not_start_such_a_job(tmp_path: Path) -> None:
+    store = FleetStore(tmp_path)
+    spec = JobSpec("one", ("true", ALONE), "/", 1, 1)
+    job = FleetJob(spec, 0.0, phase=JobPhase.STARTING, share=HOSTS[:1], given=(HostSlots("localhost", 1),), run=1)
+    store.keep(Fleet(), Fleet(hosts=HOSTS, jobs={"one": job}), 1.0, 1.0, events.TimePassed(), ())
+    store.close()
+    daemon = keeper(tmp_path)
+    daemon._turn()
+    assert daemon.fleet.jobs["one"].phase is JobPhase.FAILED
+    daemon._store.close()
