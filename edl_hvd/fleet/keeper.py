@@ -102,6 +102,7 @@ class Keeper:
         self._begin_s = kept.at_s + (max(0.0, clock.wall_s() - kept.wall_s) if kept.wall_s else 0.0)
         self._mono_s = clock.monotonic_s()
         self._views: dict[str, RunView] = {}
+        self._rested: dict[str, JobRow] = {}
         self._curves_s: dict[str, float] = {}
         self._unwritten: set[str] = set()
         self._watch: HostWatch | None = None
@@ -304,14 +305,20 @@ class Keeper:
         self.handle(started, then=lambda: self._runs.let_go(child))
 
     def _remove(self, name: str) -> None:
-        self._views.pop(name, None)
-        self._curves_s.pop(name, None)
+        self._rested.pop(name, None)
+        self._forget(name)
         try:
             self._runs.remove(name)
         except OSError as error:
             self._tell(name, f"its folder cannot be removed, which the next daemon tries again: {error}")
         else:
             self.handle(events.FolderRemoved(name))
+
+    def _forget(self, name: str) -> None:
+        """Keep nothing of how a job stood: thousands may have ended."""
+        self._views.pop(name, None)
+        self._curves_s.pop(name, None)
+        self._runs.forget(name)
 
     def _write_hosts(self, name: str) -> None:
         job = self.fleet.jobs[name]
@@ -363,6 +370,7 @@ class Keeper:
                 self._observe(job, view)
                 if end is not None:
                     self.handle(events.RunEnded(job.name, end.code, end.how, _known_step(view)))
+                    self._forget(job.name)
             elif job.occupied:
                 self._observe(job, self._runs.view(job))
 
@@ -435,13 +443,21 @@ class Keeper:
     def view(self) -> FleetView:
         """How the fleet stands."""
         now_s, fleet = self.now_s, self.fleet
-        rows = tuple(
-            JobRow(job, self._progress(job), round(job.waited_by(now_s), 3), round(job.served_by(now_s), 3))
-            for job in fleet.jobs.values()
-        )
+        rows = tuple(self._row(job, now_s) for job in fleet.jobs.values())
         free = sum(max(0, slots) for slots in free_slots(fleet).values())
         trouble = None if self._watch is None else self._watch.trouble
         return FleetView(now_s, fleet.hosts, rows, tuple(fleet.claims.values()), free, fleet.lacking, trouble)
+
+    def _row(self, job: FleetJob, now_s: float) -> JobRow:
+        """How a job stands; the folder of one that has ended is read once."""
+        known = self._rested.get(job.name)
+        if known is not None and known.job is job:
+            return known
+        row = JobRow(job, self._progress(job), round(job.waited_by(now_s), 3), round(job.served_by(now_s), 3))
+        if job.has_left:
+            self._rested[job.name] = row
+            self._forget(job.name)
+        return row
 
     def _progress(self, job: FleetJob) -> JobProgress:
         view = self._views.get(job.name) or self._runs.view(job)

@@ -142,12 +142,16 @@ class Runs:
         Raises:
             OSError: It cannot be moved away.
         """
-        self._read.pop(job, None)
+        self.forget(job)
         self._drop(job)
         if self.folder_of(job).exists():
             place = tempfile.mkdtemp(prefix=_DELETED, dir=self._folder)
             os.rename(self.folder_of(job), Path(place) / job)
             _delete(Path(place))
+
+    def forget(self, job: str) -> None:
+        """Keep nothing of what a job's folder shows; another look reads it again."""
+        self._read.pop(job, None)
 
     def clear_deleted(self) -> None:
         """Delete what an earlier daemon has moved away."""

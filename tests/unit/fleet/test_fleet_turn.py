@@ -299,3 +299,15 @@ def test_a_quiet_fleet_stays_as_it_is():
         world.now_s += 1.0
         world.happen(events.TimePassed())
     assert world.actions == before
+
+
+def test_a_job_of_which_nothing_changes_is_the_same_object_and_so_not_stored_again():
+    names = [f"job{number}" for number in range(6)]
+    fleet, _ = play(events.HostsListed(FOUR), *(events.JobSubmitted(spec(name, 1, 2)) for name in names))
+    fleet, _ = play(events.RunEnded("job0", 0, "so"), events.TimePassed(), fleet=fleet)
+    seen = events.RunObserved("job1", fleet.jobs["job1"].given, 7, has_trained=True)
+    for event in (events.TimePassed(), seen):
+        after, _ = turn(fleet, event, 60.0)
+        assert {job.phase for job in after.jobs.values()} >= {JobPhase.COMPLETE, JobPhase.RUNNING, JobPhase.WAITING}
+        changed = {name for name, job in after.jobs.items() if job is not fleet.jobs[name]}
+        assert changed == ({"job1"} if event is seen else set())
