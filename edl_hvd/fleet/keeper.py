@@ -30,7 +30,7 @@ from edl_hvd.fleet.messages import FleetReply, FleetView, JobProgress, JobRow, R
 from edl_hvd.fleet.planned import members_of
 from edl_hvd.fleet.runs import JOBS, Runs, RunView
 from edl_hvd.fleet.state import Fleet, FleetJob, FleetRules, JobPhase, total
-from edl_hvd.fleet.store import DISK_IS_FULL, FILE, FleetDiskFullError, FleetStore
+from edl_hvd.fleet.store import DISK_IS_FULL, FILE, FleetDiskFullError, FleetStore, FleetUnusableError
 from edl_hvd.fleet.turn import free_slots, turn
 from edl_hvd.json_values import as_fields, show
 from edl_hvd.planning.family import shared_timings
@@ -93,10 +93,13 @@ class Keeper:
         self._tell = tell
         self._clock = clock
         self._runs = Runs(folder, environment)
-        self._store = FleetStore(folder)
-        if self._store.is_new() and (jobs := self._runs.found()):
-            raise _lost(folder, jobs)
-        kept = self._store.read()
+        try:
+            self._store = FleetStore(folder)
+            if self._store.is_new() and (jobs := self._runs.found()):
+                raise _lost(folder, jobs)
+            kept = self._store.read()
+        except FleetUnusableError as error:
+            raise _unusable(error, self._runs.found()) from error
         self.fleet = kept.fleet
         # The clock of the fleet goes on while no daemon runs, and never back.
         self._begin_s = kept.at_s + (max(0.0, clock.wall_s() - kept.wall_s) if kept.wall_s else 0.0)
@@ -513,6 +516,13 @@ def _lost(folder: Path, jobs: Mapping[str, int | None]) -> StorageError:
         f"{folder / FILE} is empty or was removed, and {folder / JOBS} holds jobs that it should know ({shown}); put "
         f"the file back; or {end}move {folder / JOBS} away, or name another --state"
     )
+
+
+def _unusable(error: StorageError, jobs: Mapping[str, int | None]) -> StorageError:
+    """The same error, with the jobs that go on: a fleet in another folder would give their slots away."""
+    running = [f"{job}: kill {pid}" for job, pid in jobs.items() if pid]
+    shown = "; ".join(running[:_SHOWN_JOBS]) + f"; and {len(running) - _SHOWN_JOBS} more" * (len(running) > _SHOWN_JOBS)
+    return StorageError(f"{error}{f', after ending the jobs that go on ({shown})' if running else ''}")
 
 
 def _gone(folder: Path, fleet: Fleet) -> StorageError:

@@ -185,8 +185,10 @@ def test_a_file_of_another_version_is_refused(tmp_path):
 
 
 def test_there_is_no_history_where_there_is_no_fleet(tmp_path):
-    with pytest.raises(UsageError, match="holds no fleet; expected the --state folder"):
+    with pytest.raises(UsageError, match="holds no fleet that this user can read; expected the --state"):
         list(read_fleet_history(tmp_path))
+    with pytest.raises(UsageError, match="holds no fleet that this user can read; expected the --state"):
+        list(read_fleet_history(tmp_path / ("long" * 100)))
 
 
 @pytest.mark.parametrize("name", ["a#b", "a?mode=rwc", "50%25", "two words", "füße"])

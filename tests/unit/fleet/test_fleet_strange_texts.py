@@ -1,4 +1,4 @@
-"""A job whose texts this system cannot pass to a process: it fails, and the daemon and other jobs go on."""
+"""Texts that this system cannot pass on: a job that has one fails alone, and a command of such a folder is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from edl_hvd.cli.main import commands
 from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.sources.hostfile import FixedHosts
 from edl_hvd.fleet import events
@@ -49,3 +51,12 @@ def test_a_daemon_begins_where_an_earlier_one_could_not_start_such_a_job(tmp_pat
     daemon._turn()
     assert daemon.fleet.jobs["one"].phase is JobPhase.FAILED
     daemon._store.close()
+
+
+@pytest.mark.parametrize("command", ["list", "stop one", "submit --name one -- true"])
+def test_a_folder_that_cannot_be_looked_into_is_one_sentence(command: str, tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 100)
+    first, *rest = command.split()
+    asked = CliRunner().invoke(commands, ["fleet", first, "--state", str(folder), *rest])
+    assert (asked.exit_code, asked.stdout) == (1, "")
+    assert asked.stderr == f"error: the folder {folder} cannot be used: File name too long; expected one of this user\n"
