@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from job_folders import leave, status
 
 from edl_hvd.cli.main import commands
 from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.sources.hostfile import FixedHosts
+from edl_hvd.driver.status import WorkerStatus
 from edl_hvd.fleet import events
 from edl_hvd.fleet.keeper import Keeper
+from edl_hvd.fleet.runs import Runs
 from edl_hvd.fleet.state import Fleet, FleetJob, FleetRules, JobPhase, JobSpec
 from edl_hvd.fleet.store import FleetStore
 from edl_hvd.hosts import HostSlots
+from edl_hvd.process_identity import start_token
 
 ALONE = "\ud800"  # half of a character: JSON has it, and no encoding
 HOSTS = (HostSlots("localhost", 2),)
@@ -60,3 +65,16 @@ def test_a_folder_that_cannot_be_looked_into_is_one_sentence(command: str, tmp_p
     asked = CliRunner().invoke(commands, ["fleet", first, "--state", str(folder), *rest])
     assert (asked.exit_code, asked.stdout) == (1, "")
     assert asked.stderr == f"error: the folder {folder} cannot be used: File name too long; expected one of this user\n"
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize("worker", ["nobody", ":0", "a:one", "a:999999999"])
+def test_a_status_that_names_no_worker_leaves_the_slots_of_its_job_as_they_were(worker: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs" / "one").mkdir(parents=True)
+    here = WorkerStatus(worker, "member", pid=os.getpid(), start_token=start_token(os.getpid()))
+    leave(tmp_path / "jobs" / "one", status(step=7, workers=(here,)))
+    job = FleetJob(JobSpec("one", ("true",), "/", 1, 1), 0.0, phase=JobPhase.FAILED, occupied=HOSTS)
+    view = Runs(tmp_path, {}).view(job)
+    assert view.occupied == HOSTS
+    assert view.status is not None
+    assert view.status.progress.step == 7
