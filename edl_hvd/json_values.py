@@ -19,6 +19,7 @@ from edl_hvd.errors import UsageError
 Value = TypeVar("Value")
 
 _MEANINGS = {str: "a text", int: "a whole number", bool: "true or false"}
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 _FORMER_NAME, _FORMER_VALUES = "formerly", "former values"
 _LONGEST_SHOWN = 200
 # A few lines of a terminal.
@@ -96,11 +97,28 @@ def renamed(kind: type[Any], fields: Mapping[str, Value]) -> Mapping[str, Value]
 
 def as_fields(value: Any) -> dict[str, Any]:
     """The inverse of :func:`read_fields`: what ``json.dumps`` takes of a dataclass, with the text of each enum."""
-    return dataclasses.asdict(value, dict_factory=_with_texts)
+    # dataclasses.asdict takes five times as long.
+    return {name: _plain(getattr(value, name)) for name in _field_names(type(value))}
 
 
-def _with_texts(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, TextEnum) else value for name, value in items}
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is tuple or kind is list:
+        return kind(map(_plain, value))
+    if isinstance(value, TextEnum):
+        return str(value)
+    if dataclasses.is_dataclass(kind):
+        return as_fields(value)
+    return {name: _plain(one) for name, one in value.items()} if isinstance(value, Mapping) else value
+
+
+def _find_field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+_field_names: Callable[[Any], tuple[str, ...]] = functools.cache(_find_field_names)
 
 
 def read_fields(kind: type[Value], fields: object) -> Value:

@@ -41,6 +41,7 @@ _CLAIM_PRIORITY = 1000
 _POLL_S = 0.05
 _LAST_LINES = 20
 # As many as edlrun shows of a worker that failed.
+_SHOWN_NAMES = 8
 
 
 @click.group("fleet")
@@ -264,10 +265,12 @@ def resume_command(name: str, state_dir: Path) -> None:
 
 
 @fleet_commands.command("delete")
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--ended", "ended", metavar="TIME",
+              help="All jobs that are complete or failed, and ended at least this long ago, e.g. 168h.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @state_option
-def delete_command(names: Sequence[str], yes: bool, state_dir: Path) -> None:
+def delete_command(names: Sequence[str], ended: str | None, yes: bool, state_dir: Path) -> None:
     """Delete jobs that have ended or were stopped.
 
     Their folders are removed, with output, history and the checkpoints that are there. Checkpoints that
@@ -276,19 +279,38 @@ def delete_command(names: Sequence[str], yes: bool, state_dir: Path) -> None:
     \b
     Examples:
       edl-hvd fleet delete resnet50 --yes
+      edl-hvd fleet delete --ended 168h --yes
 
     Exit code 2: it is refused, as for a job that runs. 1: no daemon answers, or its disk is full. Documents:
     docs/cluster.md.
     """
-    folders = ", ".join(str(state_dir.expanduser().absolute() / JOBS / name) for name in names)
+    if bool(names) == (ended is not None):
+        refuse(f"{'NAME and --ended are both given' if names else 'NAME is missing'}; expected one of NAME... and "
+               "--ended TIME, e.g. --ended 168h", WRONG)  # fmt: skip
+    if ended is not None:
+        names = _ended_since(ended, state_dir)
+        if not names:
+            click.echo(f"no job ended {ended} ago or earlier")
+            return
+    shown = ", ".join(names[:_SHOWN_NAMES]) + f" and {len(names) - _SHOWN_NAMES} more" * (len(names) > _SHOWN_NAMES)
     if not yes and not sys.stdin.isatty():
-        refuse(
-            f"cannot delete {', '.join(names)}: standard input is no terminal on which to confirm it; give --yes", WRONG
-        )
-    if not yes and not click.confirm(f"Delete {', '.join(names)}, with all that is in {folders}?", err=True):
+        refuse(f"cannot delete {shown}: standard input is no terminal on which to confirm it; give --yes", WRONG)
+    where = state_dir.expanduser().absolute() / JOBS
+    if not yes and not click.confirm(f"Delete {shown}, with all that is in their folders in {where}?", err=True):
         raise SystemExit(FAILED)
     for name in names:
         click.echo(ask(state_dir, messages.DeleteRequest(name), Agreed).text)
+
+
+def _ended_since(text: str, state_dir: Path) -> list[str]:
+    """Names of the jobs that ended by themselves this long ago or earlier, and of which no process is left."""
+    try:
+        for_s = read_seconds("--ended", text)
+    except UsageError as error:
+        refuse(str(error), WRONG)
+    view = view_of(state_dir)
+    rested = (row.job for row in view.jobs if row.job.phase.is_ended and row.job.has_left)
+    return [job.name for job in rested if view.now_s - job.changed_s >= for_s]
 
 
 @fleet_commands.command("claim")

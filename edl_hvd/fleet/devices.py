@@ -29,8 +29,9 @@ def numbered(fleet: Fleet) -> Fleet:
     (0, 1)
     """
     there = {entry.host: entry.devices or tuple(range(entry.slots)) for entry in fleet.hosts}
-    slots = [used(job) for job in fleet.jobs.values()] + [as_counts(one.granted) for one in fleet.claims.values()]
-    had = [job.devices for job in fleet.jobs.values()] + [one.devices for one in fleet.claims.values()]
+    jobs = [job for job in fleet.jobs.values() if job.given or job.occupied or job.devices]
+    slots = [used(job) for job in jobs] + [as_counts(one.granted) for one in fleet.claims.values()]
+    had = [job.devices for job in jobs] + [one.devices for one in fleet.claims.values()]
     kept = [
         {entry.host: entry.devices[: counts.get(entry.host, 0)] for entry in devices}
         for devices, counts in zip(had, slots, strict=True)
@@ -42,7 +43,7 @@ def numbered(fleet: Fleet) -> Fleet:
     dealt = iter([_dealt(numbers, counts, there, taken) for numbers, counts in zip(kept, slots, strict=True)])
     return replace(
         fleet,
-        jobs={name: _having(job, next(dealt)) for name, job in fleet.jobs.items()},
+        jobs={**fleet.jobs, **{job.name: _having(job, next(dealt)) for job in jobs}},
         claims={name: _having(one, next(dealt)) for name, one in fleet.claims.items()},
     )
 

@@ -30,9 +30,9 @@ from edl_hvd.fleet.messages import FleetReply, FleetView, JobProgress, JobRow, R
 from edl_hvd.fleet.planned import members_of
 from edl_hvd.fleet.runs import JOBS, Runs, RunView
 from edl_hvd.fleet.state import Fleet, FleetJob, FleetRules, JobPhase, total
-from edl_hvd.fleet.store import DISK_IS_FULL, FILE, FleetDiskFullError, FleetStore
+from edl_hvd.fleet.store import DISK_IS_FULL, FILE, FleetDiskFullError, FleetStore, FleetUnusableError
 from edl_hvd.fleet.turn import free_slots, turn
-from edl_hvd.json_values import as_fields
+from edl_hvd.json_values import as_fields, show
 from edl_hvd.planning.family import shared_timings
 from edl_hvd.process_identity import start_token
 from edl_hvd.values import count
@@ -93,18 +93,23 @@ class Keeper:
         self._tell = tell
         self._clock = clock
         self._runs = Runs(folder, environment)
-        self._store = FleetStore(folder)
-        if self._store.is_new() and (jobs := self._runs.found()):
-            raise _lost(folder, jobs)
-        kept = self._store.read()
+        try:
+            self._store = FleetStore(folder)
+            if self._store.is_new() and (jobs := self._runs.found()):
+                raise _lost(folder, jobs)
+            kept = self._store.read()
+        except FleetUnusableError as error:
+            raise _unusable(error, self._runs.found()) from error
         self.fleet = kept.fleet
         # The clock of the fleet goes on while no daemon runs, and never back.
         self._begin_s = kept.at_s + (max(0.0, clock.wall_s() - kept.wall_s) if kept.wall_s else 0.0)
         self._mono_s = clock.monotonic_s()
         self._views: dict[str, RunView] = {}
+        self._rested: dict[str, JobRow] = {}
         self._curves_s: dict[str, float] = {}
         self._unwritten: set[str] = set()
         self._watch: HostWatch | None = None
+        self._has_begun = False
         self._unkept_hosts: events.HostsListed | None = None
         self._full_since_s: float | None = None
         self._next_plan_s = 0.0
@@ -147,8 +152,6 @@ class Keeper:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._ending.set)
         try:
-            self.handle(events.RulesGiven(self._rules))
-            self._adopt()
             watch.start()
             while not self._ending.is_set():
                 self._check_place()
@@ -226,6 +229,9 @@ class Keeper:
                 return
             for name in self.fleet.removing:
                 self._remove(name)
+        if not self._has_begun:
+            self.handle(events.RulesGiven(self._rules), then=self._note_begun)
+            self._adopt()
         if self._unkept_hosts is not None:
             self.handle(self._unkept_hosts, then=self._forget_hosts)
         for job in list(self.fleet.jobs.values()):
@@ -238,6 +244,9 @@ class Keeper:
         if self._full_since_s is not None and is_started:
             self._tell("", f"there is room again, after {self.now_s - self._full_since_s:.0f} s; the fleet goes on")
             self._full_since_s = None
+
+    def _note_begun(self) -> None:
+        self._has_begun = True
 
     def _forget_hosts(self) -> None:
         self._unkept_hosts = None
@@ -287,11 +296,11 @@ class Keeper:
     def _start(self, job: FleetJob) -> None:
         try:
             child = self._runs.prepare(job, shared_timings(members_of(self.fleet, job.spec.family)))
-        except OSError as error:
-            if error.errno in DISK_IS_FULL:
+        except (OSError, ValueError) as error:  # a text that the encoding of this system lacks is a ValueError
+            if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
                 self._wait_for_room(f"job {job.name} could not be started: the disk is full ({error}); make room")
                 return
-            how = f"job {job.name} could not be started in {job.spec.folder}: {error}"
+            how = f"job {job.name} could not be started in {show(job.spec.folder)}: {error}"
             self.handle(events.RunEnded(job.name, 2, how, job.known_step))
             return
         self._unwritten.discard(job.name)
@@ -299,14 +308,20 @@ class Keeper:
         self.handle(started, then=lambda: self._runs.let_go(child))
 
     def _remove(self, name: str) -> None:
-        self._views.pop(name, None)
-        self._curves_s.pop(name, None)
+        self._rested.pop(name, None)
+        self._forget(name)
         try:
             self._runs.remove(name)
         except OSError as error:
             self._tell(name, f"its folder cannot be removed, which the next daemon tries again: {error}")
         else:
             self.handle(events.FolderRemoved(name))
+
+    def _forget(self, name: str) -> None:
+        """Keep nothing of how a job stood: thousands may have ended."""
+        self._views.pop(name, None)
+        self._curves_s.pop(name, None)
+        self._runs.forget(name)
 
     def _write_hosts(self, name: str) -> None:
         job = self.fleet.jobs[name]
@@ -322,15 +337,10 @@ class Keeper:
             self._unwritten.add(name)
 
     def _adopt(self) -> None:
-        """Do what an earlier daemon decided and did not do."""
+        """Do what an earlier daemon decided and did not do. Jobs without a process are begun by each turn."""
         self._runs.clear_deleted()
-        for name in self.fleet.removing:
-            self._remove(name)
         for job in self.fleet.jobs.values():
-            if not job.phase.is_alive:
-                continue
             if not job.pid:
-                self._begin(job)
                 continue
             end = self._runs.ended(job)
             if end is not None:
@@ -341,6 +351,8 @@ class Keeper:
             # A second signal would end it at once, without a checkpoint.
             if job.phase is JobPhase.STOPPING and (status is None or status.state != "stopping"):
                 self._runs.signal(job, signal.SIGTERM)
+        for name in self.fleet.removing:
+            self._remove(name)
 
     def _begin(self, job: FleetJob) -> None:
         """Start a job whose start was decided and not kept; where it was told to end meanwhile, it has ended."""
@@ -361,6 +373,7 @@ class Keeper:
                 self._observe(job, view)
                 if end is not None:
                     self.handle(events.RunEnded(job.name, end.code, end.how, _known_step(view)))
+                    self._forget(job.name)
             elif job.occupied:
                 self._observe(job, self._runs.view(job))
 
@@ -433,13 +446,21 @@ class Keeper:
     def view(self) -> FleetView:
         """How the fleet stands."""
         now_s, fleet = self.now_s, self.fleet
-        rows = tuple(
-            JobRow(job, self._progress(job), round(job.waited_by(now_s), 3), round(job.served_by(now_s), 3))
-            for job in fleet.jobs.values()
-        )
+        rows = tuple(self._row(job, now_s) for job in fleet.jobs.values())
         free = sum(max(0, slots) for slots in free_slots(fleet).values())
         trouble = None if self._watch is None else self._watch.trouble
         return FleetView(now_s, fleet.hosts, rows, tuple(fleet.claims.values()), free, fleet.lacking, trouble)
+
+    def _row(self, job: FleetJob, now_s: float) -> JobRow:
+        """How a job stands; the folder of one that has ended is read once."""
+        known = self._rested.get(job.name)
+        if known is not None and known.job is job:
+            return known
+        row = JobRow(job, self._progress(job), round(job.waited_by(now_s), 3), round(job.served_by(now_s), 3))
+        if job.has_left:
+            self._rested[job.name] = row
+            self._forget(job.name)
+        return row
 
     def _progress(self, job: FleetJob) -> JobProgress:
         view = self._views.get(job.name) or self._runs.view(job)
@@ -495,6 +516,13 @@ def _lost(folder: Path, jobs: Mapping[str, int | None]) -> StorageError:
         f"{folder / FILE} is empty or was removed, and {folder / JOBS} holds jobs that it should know ({shown}); put "
         f"the file back; or {end}move {folder / JOBS} away, or name another --state"
     )
+
+
+def _unusable(error: StorageError, jobs: Mapping[str, int | None]) -> StorageError:
+    """The same error, with the jobs that go on: a fleet in another folder would give their slots away."""
+    running = [f"{job}: kill {pid}" for job, pid in jobs.items() if pid]
+    shown = "; ".join(running[:_SHOWN_JOBS]) + f"; and {len(running) - _SHOWN_JOBS} more" * (len(running) > _SHOWN_JOBS)
+    return StorageError(f"{error}{f', after ending the jobs that go on ({shown})' if running else ''}")
 
 
 def _gone(folder: Path, fleet: Fleet) -> StorageError:

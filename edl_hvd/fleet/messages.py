@@ -247,8 +247,9 @@ def is_served(folder: Path) -> bool:
 
     Raises:
         PlatformError: One is there, and does not answer.
+        UsageError: This user cannot find out.
     """
-    if not folder.is_dir():
+    if not _is_there(folder):
         return False
     try:
         call(folder, ViewRequest())
@@ -264,12 +265,19 @@ def call(folder: Path, request: FleetRequest) -> FleetReply:
 
     Raises:
         PlatformError: Nobody answers, or with something that is no answer.
-        UsageError: There is no such folder.
+        UsageError: There is no such folder, or none that this user can look into.
     """
-    if not folder.is_dir():
+    if not _is_there(folder):
         raise UsageError(f"there is no folder {folder}; {_HINT}")
     said = ask(folder, json.loads(encode(request)), "the daemon", _HINT)
     what = said.pop("what", None)
     if not isinstance(what, str) or what not in REPLIES:
         raise UsageError(f"the daemon of {folder} answered {show(what)}; expected one of this version")
     return read_fields(REPLIES[what], said)
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        return folder.is_dir()
+    except OSError as error:  # as where another user's folder is above it
+        raise UsageError(f"the folder {folder} cannot be used: {error.strerror}; expected one of this user") from error

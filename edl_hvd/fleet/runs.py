@@ -142,12 +142,16 @@ class Runs:
         Raises:
             OSError: It cannot be moved away.
         """
-        self._read.pop(job, None)
+        self.forget(job)
         self._drop(job)
         if self.folder_of(job).exists():
             place = tempfile.mkdtemp(prefix=_DELETED, dir=self._folder)
             os.rename(self.folder_of(job), Path(place) / job)
             _delete(Path(place))
+
+    def forget(self, job: str) -> None:
+        """Keep nothing of what a job's folder shows; another look reads it again."""
+        self._read.pop(job, None)
 
     def clear_deleted(self) -> None:
         """Delete what an earlier daemon has moved away."""
@@ -197,10 +201,13 @@ class Runs:
         if not job.pid or status.end is not None:  # nobody looks after them any more
             there = [one for one in there if one.pid is not None and is_alive(one.pid, one.start_token)]
         counts: dict[str, int] = {}
-        for one in there:
-            host, _, slot = one.worker.rpartition(":")
-            counts[host] = max(counts.get(host, 0), int(slot) + 1)
-        return RunView(status, as_hosts(counts))
+        try:
+            for one in there:
+                host, _, slot = one.worker.rpartition(":")
+                counts[host] = max(counts.get(host, 0), int(slot) + 1)
+            return RunView(status, as_hosts(counts))
+        except ValueError:  # no edlrun has written that; its slots stay as they are
+            return RunView(status, job.occupied)
 
     def last_words(self, job: str) -> str:
         """The last lines that a job has printed, as one."""

@@ -47,6 +47,10 @@ CREATE TABLE IF NOT EXISTS history (
 """
 
 
+class FleetUnusableError(StorageError):
+    """The file does not read, is damaged, or cannot be written."""
+
+
 class FleetDiskFullError(StorageError):
     """There is no room for what happened; nothing of it is kept, and it may be kept later."""
 
@@ -248,7 +252,7 @@ class FleetStore:
                 f"the state of the fleet in {self._path} cannot be written: the disk is full ({error}); expected some "
                 f"room in {self._path.parent}; make room"
             )
-        return StorageError(
+        return FleetUnusableError(
             f"the state of the fleet in {self._path} cannot be used: {error}; expected a folder on a local disk that "
             "this user can write, and a file of this version; or name another --state"
         )
@@ -276,10 +280,12 @@ def read_fleet_history(folder: Path, job: str = "") -> Iterator[FleetEntry]:
         UsageError: There is no such fleet, or its history does not read.
     """
     path = folder / FILE
-    if not path.is_file():
-        raise UsageError(f"{folder} holds no fleet; expected the --state folder of 'edl-hvd fleet serve'")
+    if not os.path.isfile(path):
+        raise UsageError(
+            f"{folder} holds no fleet that this user can read; expected the --state folder of 'edl-hvd fleet serve'"
+        )
     try:
-        file = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_BUSY_S)
+        file = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)
         try:
             file.execute("BEGIN")  # one moment of the file, whatever its daemon removes meanwhile
             row = file.execute("SELECT value FROM fact WHERE name = 'begin'").fetchone()

@@ -22,6 +22,8 @@ SAVED = 75
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 # Before a run that came no further is repeated: doubles each time.
+_MOST_DOUBLINGS = 6
+# Later ones are no longer; no float holds what a thousand make.
 _MOST_KILLED = 5
 # Runs of one job that came no further, after which another is no remedy.
 _MOST_PLANNER_FAILURES = 3
@@ -194,7 +196,7 @@ def _ended(draft: FleetDraft, job: FleetJob, event: events.RunEnded) -> FleetJob
     if failures > most:
         draft.tell(job.name, f"has failed: {event.how}")
         return _resting(replace(job, failures=failures), JobPhase.FAILED, event.how, draft.now_s)
-    pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** (failures - 1))
+    pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(failures - 1, _MOST_DOUBLINGS))
     draft.tell(job.name, f"is repeated in {pause_s:.0f} s from its newest checkpoint: {event.how}")
     return replace(
         job, phase=JobPhase.WAITING, failures=failures, not_before_s=draft.now_s + pause_s, why=event.how,
@@ -256,10 +258,11 @@ def _make_plan(draft: FleetDraft) -> None:
         if (share := shares.get(job.name)) is not None:
             hosts = tuple(sorted(share.hosts))
             changed_s = draft.now_s if hosts != job.share else job.changed_s
-            draft.put(replace(job, share=hosts, why=share.why, reason="", changed_s=changed_s))
+            if (hosts, share.why, "") != (job.share, job.why, job.reason):
+                draft.put(replace(job, share=hosts, why=share.why, reason="", changed_s=changed_s))
         elif job.phase is JobPhase.WAITING:
             one = waiting.get(job.name)
-            if one is not None:
+            if one is not None and ((), one.reason.value, one.why) != (job.share, job.reason, job.why):
                 draft.put(replace(job, share=(), reason=one.reason.value, why=one.why))
         else:
             one = waiting.get(job.name)
@@ -288,24 +291,26 @@ def _note_claims(draft: FleetDraft, plan: Plan) -> None:
 
 
 def _carry_out(draft: FleetDraft) -> None:
-    """As much of the shares as the free slots allow."""
+    """As much of the shares as the free slots allow. Jobs that ended take no time: there may be thousands."""
     before = draft.fleet.jobs
-    for job in draft.jobs:
-        if job.phase.keeps_slots:
+    names = [name for name, job in before.items() if job.phase.wants_slots]
+    for name in names:
+        if (job := draft.fleet.jobs[name]).phase.keeps_slots:
             _take_away(draft, job)
     for claim in draft.claims:
         _shrink_claim(draft, claim)
     free = free_slots(draft.fleet)
     for claim in draft.claims:
         _grant(draft, claim, free)
-    for job in draft.jobs:
+    for name in names:
+        job = draft.fleet.jobs[name]
         if job.phase.keeps_slots and job.share:
             _add(draft, job, free)
         elif job.phase is JobPhase.WAITING and job.share:
             _start(draft, job, free)
-    for job in draft.jobs:
-        if job.phase.keeps_slots and before[job.name].phase.keeps_slots:
-            _give(draft, before[job.name], job)
+    for name in names:
+        if before[name].phase.keeps_slots and (job := draft.fleet.jobs[name]).phase.keeps_slots:
+            _give(draft, before[name], job)
 
 
 def _take_away(draft: FleetDraft, job: FleetJob) -> None:
@@ -313,7 +318,7 @@ def _take_away(draft: FleetDraft, job: FleetJob) -> None:
 
     A hosts file cannot be empty: a job that moves keeps its least until there is room for it elsewhere.
     """
-    if not job.share:
+    if not job.share or job.given == job.share:
         return
     share, given = as_counts(job.share), as_counts(job.given)
     kept = {host: min(slots, share.get(host, 0)) for host, slots in given.items()}
@@ -329,6 +334,8 @@ def _take_away(draft: FleetDraft, job: FleetJob) -> None:
 
 def _add(draft: FleetDraft, job: FleetJob, free: dict[str, int]) -> None:
     """Give what the share has beyond what is given, as far as it is free."""
+    if job.given == job.share:
+        return
     share, given, occupied = as_counts(job.share), as_counts(job.given), as_counts(job.occupied)
     for host, slots in share.items():
         had = given.get(host, 0)
@@ -414,7 +421,8 @@ def free_slots(fleet: Fleet) -> dict[str, int]:
     """Slots by host that no job and no claim has, below zero where a host has shrunk."""
     free = as_counts(fleet.hosts)
     for job in fleet.jobs.values():
-        _subtract(free, used(job))
+        if job.given or job.occupied:
+            _subtract(free, used(job))
     for claim in fleet.claims.values():
         _subtract(free, as_counts(claim.granted))
     return free

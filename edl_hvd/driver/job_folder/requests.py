@@ -32,13 +32,14 @@ LONGEST_LINE_BYTES = 4096
 LONGEST_NOTICE_S = 86_400.0
 _PATIENCE_S = 5.0
 # To write one line takes no time; who does not is stuck, or plays.
-_MOST_CALLERS = 16
+_MOST_CALLERS = 256
+# Who finds a busy process may wait with a hundred others, and each has a descriptor, of which there are often 1024.
 _BACKLOG = 1024
 # Linux refuses who comes to a full one at once, and a busy driver may not take anybody for a while.
 _ANSWER_S = 10.0
 # The driver answers within milliseconds, unless its machine is very busy.
-_LONGEST_ANSWER_BYTES = 1 << 24
-# Of a fleet with ten thousand jobs.
+_LONGEST_ANSWER_BYTES = 1 << 28
+# Of a fleet with fifty thousand jobs that have each measured a lot.
 _CREDENTIALS = struct.Struct("3i")
 # Process, user and group of the other end of a socket (unix(7), SO_PEERCRED).
 _HINT = "it takes requests from this user on its own host once it has found its first hosts"

@@ -21,6 +21,7 @@ from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.messages import (
     Agreed,
     ClaimRequest,
+    DeleteRequest,
     FleetReply,
     FleetRequest,
     FleetView,
@@ -193,3 +194,52 @@ def test_a_claim_whose_daemon_ends_is_said_to_stay(tmp_path: Path, monkeypatch: 
         "error: nobody listens; claim web stays in the fleet; release it once the daemon answers: edl-hvd fleet "
         f"release web --state {tmp_path}\n"
     )
+
+
+def test_delete_ended_takes_those_that_ended_by_themselves_long_enough_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(name: str, phase: JobPhase, changed_s: float, occupied: tuple[HostSlots, ...] = ()) -> JobRow:
+        spec = JobSpec(name, ("true",), "/", 1, 1)
+        job = FleetJob(spec, 0.0, phase=phase, changed_s=changed_s, occupied=occupied)
+        return JobRow(job, JobProgress(), 0.0, 0.0)
+
+    rows = (
+        row("old", JobPhase.COMPLETE, 100.0), row("failed", JobPhase.FAILED, 6400.0),
+        row("new", JobPhase.COMPLETE, 6500.0), row("stopped", JobPhase.STOPPED, 0.0),
+        row("running", JobPhase.RUNNING, 0.0), row("waiting", JobPhase.WAITING, 0.0),
+        row("leaving", JobPhase.FAILED, 0.0, (HostSlots("a", 1),)),
+    )  # fmt: skip
+    view = FleetView(10_000.0, (), rows, (), 0, 0)
+    asked: list[FleetRequest] = []
+
+    def call(folder: Path, request: FleetRequest) -> FleetReply:
+        if isinstance(request, ViewRequest):
+            return view
+        asked.append(request)
+        return Agreed("is deleted")
+
+    monkeypatch.setattr(fleet_client, "call", call)
+
+    def delete(*words: str) -> Result:
+        return CliRunner().invoke(commands, ["fleet", "delete", "--state", str(tmp_path), *words])
+
+    unsure = delete("--ended", "1h")
+    assert (unsure.exit_code, asked) == (2, [])
+    assert unsure.stderr == (
+        "error: cannot delete old, failed: standard input is no terminal on which to confirm it; give --yes\n"
+    )
+    assert delete("--ended", "1h", "--yes").exit_code == 0
+    assert asked == [DeleteRequest("old"), DeleteRequest("failed")]
+    none = delete("--ended", "168h", "--yes")
+    assert (none.exit_code, none.stdout) == (0, "no job ended 168h ago or earlier\n")
+    for words, problem in (
+        ((), "NAME is missing; expected one of NAME..."),
+        (("one", "--ended", "1h"), "NAME and --ended are both given; expected one of"),
+        (("--ended", "soon"), "--ended 'soon' is not a time"),
+        (("--ended", "0"), "--ended '0' is not a time"),
+    ):
+        refused = delete(*words, "--yes")
+        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+        assert problem in refused.stderr
+    assert len(asked) == 2

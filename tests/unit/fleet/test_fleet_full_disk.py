@@ -15,7 +15,7 @@ from waiting import LONG_S, until
 from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.sources.hostfile import FixedHosts
 from edl_hvd.fleet import runs
-from edl_hvd.fleet.events import FleetEvent
+from edl_hvd.fleet.events import FleetEvent, RulesGiven
 from edl_hvd.fleet.keeper import Keeper
 from edl_hvd.fleet.messages import (
     Agreed,
@@ -32,13 +32,15 @@ from edl_hvd.fleet.state import Fleet, FleetRules, JobSpec
 from edl_hvd.fleet.store import FleetDiskFullError, FleetStore, read_fleet_history
 from edl_hvd.hosts import HostSlots
 
+RULES = FleetRules()
 
-def serve(folder: Path, slots: int, use: Callable[[Keeper], None]) -> list[str]:
+
+def serve(folder: Path, slots: int, use: Callable[[Keeper], None], rules: FleetRules = RULES) -> list[str]:
     """Run a daemon, and use it from another thread; what it has told."""
     told: list[str] = []
     hosts = (HostSlots("localhost", slots),) if slots else ()
     source = PolledSource(FixedHosts(hosts), 60.0, 0.0, 1.0)
-    keeper = Keeper(folder, source, FleetRules(), dict(os.environ), lambda about, text: told.append(text))
+    keeper = Keeper(folder, source, rules, dict(os.environ), lambda about, text: told.append(text))
 
     async def run() -> None:
         daemon = asyncio.create_task(keeper.run())
@@ -138,3 +140,21 @@ def test_what_could_not_be_kept_is_kept_later_and_no_job_runs_twice(
     assert failing == ([0] if is_struck else [3])
     assert sum("the disk is full" in text for text in told) == is_struck
     assert not any(decision.differs for decision in decide_again(read_fleet_history(tmp_path)))
+
+
+def test_a_daemon_that_begins_on_a_full_disk_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep, failing = FleetStore.keep, [3]
+
+    def fail(
+        store: FleetStore, before: Fleet, after: Fleet, at_s: float, wall_s: float, event: FleetEvent, do: Any
+    ) -> None:
+        if isinstance(event, RulesGiven) and failing[0]:
+            failing[0] -= 1
+            raise FleetDiskFullError("the disk is full; make room")
+        keep(store, before, after, at_s, wall_s, event, do)
+
+    monkeypatch.setattr(FleetStore, "keep", fail)
+    rules = FleetRules(favour_short=0.25)
+    told = serve(tmp_path, 1, lambda keeper: until(lambda: keeper.fleet.rules == rules and keeper.fleet.hosts), rules)
+    assert failing == [0]
+    assert [("disk is full" in text, "there is room again" in text) for text in told] == [(True, False), (False, True)]

@@ -61,3 +61,24 @@ def test_a_daemon_does_not_begin_an_empty_fleet_beside_the_folders_of_jobs(tmp_p
         )
     (tmp_path / "jobs").rename(tmp_path / "old")
     assert keeper(tmp_path).fleet.jobs == {}
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_damaged_file_is_refused_with_the_jobs_that_go_on(tmp_path: Path) -> None:
+    keeper(tmp_path)._store.close()
+    (tmp_path / FILE).write_bytes(b"no database" * 1000)
+    for is_running in (False, True):
+        if is_running:
+            (tmp_path / "jobs" / "one").mkdir(parents=True)
+            leave(tmp_path / "jobs" / "one", status())
+            record = tmp_path / "jobs" / "one" / RECORD
+            own = replace(view_of(record.parent).record, pid=os.getpid(), start_token=start_token(os.getpid()))
+            replace_file(record, to_text(own))
+        with pytest.raises(StorageError) as raised:
+            keeper(tmp_path)
+        assert str(raised.value) == (
+            f"the state of the fleet in {tmp_path / FILE} cannot be used: file is not a database; expected a folder on "
+            "a local disk that this user can write, and a file of this version; or name another --state"
+            + f", after ending the jobs that go on (one: kill {os.getpid()})"
+            * is_running
+        )

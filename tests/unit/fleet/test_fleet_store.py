@@ -185,5 +185,18 @@ def test_a_file_of_another_version_is_refused(tmp_path):
 
 
 def test_there_is_no_history_where_there_is_no_fleet(tmp_path):
-    with pytest.raises(UsageError, match="holds no fleet; expected the --state folder"):
+    with pytest.raises(UsageError, match="holds no fleet that this user can read; expected the --state"):
         list(read_fleet_history(tmp_path))
+    with pytest.raises(UsageError, match="holds no fleet that this user can read; expected the --state"):
+        list(read_fleet_history(tmp_path / ("long" * 100)))
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?mode=rwc", "50%25", "two words", "füße"])
+def test_a_history_is_read_in_a_folder_of_any_name(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    store = FleetStore(folder)
+    store.keep(Fleet(), Fleet(hosts=HOSTS), 1.0, 1.0, events.HostsListed(HOSTS), ())
+    store.close()
+    assert [entry.event for entry in read_fleet_history(folder)] == [events.HostsListed(HOSTS)]
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fleet_world import World
 
@@ -201,6 +203,13 @@ def test_a_failed_run_is_repeated_as_often_as_its_user_allows_with_growing_pause
     assert (fleet.jobs["one"].phase, fleet.jobs["one"].why) == (JobPhase.FAILED, "a mistake")
 
 
+def test_a_run_that_has_failed_thousands_of_times_is_repeated_after_the_longest_pause():
+    fleet, _ = play(events.HostsListed(FOUR), events.JobSubmitted(spec("one", retries=5000)))
+    fleet = replace(fleet, jobs={"one": replace(fleet.jobs["one"], failures=2000)})
+    fleet, _ = turn(fleet, events.RunEnded("one", 1, "a mistake"), 10.0)
+    assert fleet.jobs["one"].not_before_s == 70.0
+
+
 def test_a_run_that_was_killed_after_it_came_further_goes_on_at_once():
     fleet, _ = play(events.HostsListed(FOUR), events.JobSubmitted(spec("one")))
     for step in range(10, 100, 10):
@@ -290,3 +299,15 @@ def test_a_quiet_fleet_stays_as_it_is():
         world.now_s += 1.0
         world.happen(events.TimePassed())
     assert world.actions == before
+
+
+def test_a_job_of_which_nothing_changes_is_the_same_object_and_so_not_stored_again():
+    names = [f"job{number}" for number in range(6)]
+    fleet, _ = play(events.HostsListed(FOUR), *(events.JobSubmitted(spec(name, 1, 2)) for name in names))
+    fleet, _ = play(events.RunEnded("job0", 0, "so"), events.TimePassed(), fleet=fleet)
+    seen = events.RunObserved("job1", fleet.jobs["job1"].given, 7, has_trained=True)
+    for event in (events.TimePassed(), seen):
+        after, _ = turn(fleet, event, 60.0)
+        assert {job.phase for job in after.jobs.values()} >= {JobPhase.COMPLETE, JobPhase.RUNNING, JobPhase.WAITING}
+        changed = {name for name, job in after.jobs.items() if job is not fleet.jobs[name]}
+        assert changed == ({"job1"} if event is seen else set())

@@ -12,7 +12,9 @@ import socket
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -210,6 +212,13 @@ def test_who_talks_without_end_or_hangs_up_disturbs_nobody(job_folder, listening
     assert ask(job_folder.path, {"what": "drain", "target": "a", "notice_s": 5})["ok"]
     for caller in silent:
         caller.close()
+
+
+def test_all_are_answered_who_come_at_once_while_the_process_is_busy(job_folder, listening):
+    listening.loop.call_soon_threadsafe(time.sleep, 1.0)
+    with ThreadPoolExecutor(100) as callers:
+        asked = [callers.submit(ask, job_folder.path, {"what": "nothing"}) for _ in range(100)]
+        assert [soon(one)["ok"] for one in asked] == [False] * 100
 
 
 # --- the commands ---
