@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 import weakref
+from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from edl_hvd.worker.script_locals import SeenValue, is_of_script, parts_of, scri
 from edl_hvd.worker.shared_variables import SharedVariables
 
 _MOST_OBJECTS, _MOST_NUMBERS, _DEEPEST = 300, 300, 2
+_MOST_PARTS = 32  # of a list of callbacks
 # What a new object has, or one that is loaded, says nothing of what the loop does.
 _MAKERS = ("__init__", "__post_init__", "__setstate__", "load_state_dict")
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
@@ -110,13 +112,14 @@ class _Reached:
             self._pending.append(("self", value.__self__))
         elif kind is FunctionType:
             self._visit_function(value)
-        elif is_of_script(kind) and not issubclass(kind, (type, *_KEPT_BY_OTHERS)):
+        elif (is_of_script(kind) or kind is Namespace) and not issubclass(kind, (type, *_KEPT_BY_OTHERS)):
             self._seen.add(id(value))
             self.objects.append((name, value))
             for owner, method in _methods_of(kind):
                 self._visit_function(method, owner)
             if name.count(".") < _DEEPEST:
                 self._pending += [(f"{name}.{key}", part) for key, part in _attributes_of(value).items()]
+                self._pending += _objects_in_lists(name, value)
 
     def _visit_function(self, function: FunctionType, owner: type | None = None) -> None:
         code = function.__code__
@@ -223,7 +226,7 @@ class ScriptObjects:
             for path in self._lost():
                 number = next(number for number in self._numbers if number.path == path)
                 value = getattr(number.owner(), number.name, None)
-                found += [path] if isinstance(value, torch.Tensor) and value.dim() else []
+                found += [path] if isinstance(value, (torch.Tensor, numpy.ndarray)) and value.ndim else []
         return sorted(set(found))
 
     def _moved_in_modules(self) -> Iterator[str]:
@@ -298,6 +301,17 @@ def _attributes_of(value: Any) -> dict[str, Any]:
         return dict(object.__getattribute__(value, "__dict__"))
     except (AttributeError, TypeError):
         return {}
+
+
+def _objects_in_lists(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the script's objects in lists that are attributes of an object, such as a trainer's callbacks."""
+    return [
+        (f"{name}.{key}[{number}]", part)
+        for key, parts in _attributes_of(value).items()
+        if type(parts) in (list, tuple) and len(parts) <= _MOST_PARTS
+        for number, part in enumerate(parts)
+        if is_of_script(type(part))
+    ]
 
 
 def _counts_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 import warnings
 
@@ -170,6 +171,52 @@ def set_at_the_top_of_the_function(job: Job) -> None:
     train(state)
 
 
+def on_parsed_arguments(job: Job) -> None:
+    args = argparse.Namespace(beta=1.0, lr=0.2, epochs=2)
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(args.epochs):
+            for step in state.steps(loader):
+                train_step(step, model, optimizer, args.beta)
+                args.beta *= 0.9
+
+    train(state)
+
+
+class Warming:
+    """A callback of a trainer."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def weight(self) -> float:
+        self.steps += 1
+        return min(1.0, self.steps / 12)
+
+
+class CalledBack(Trainer):
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.callbacks = [Warming()]
+
+    def weight(self) -> float:
+        return min(callback.weight() for callback in self.callbacks)
+
+
+def in_a_callback(job: Job) -> None:
+    trainer = CalledBack(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for step in state.steps(trainer.loader):
+                train_step(step, trainer.model, trainer.optimizer, trainer.weight())
+
+    train(trainer.state)
+
+
 class AverageMeter:
     def __init__(self) -> None:
         self.sum = self.average = 0.0
@@ -234,6 +281,8 @@ def nothing_that_counts(job: Job) -> None:
         (in_other_objects, "criterion.inputs.count, criterion.inputs.least, criterion.inputs.mean, criterion.running"),
         (set_at_the_top_of_the_function, "stopping.best"),
         (none_at_first, "stopper.best_score"),
+        (on_parsed_arguments, "args.beta"),
+        (in_a_callback, "trainer.callbacks[0].steps"),
         (nothing_that_counts, ""),
     ],
 )
