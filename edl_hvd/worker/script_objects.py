@@ -271,8 +271,9 @@ class ScriptObjects:
                 is_moment = isinstance(now[number.name], float)
                 # What is None until it is needed, and is set in one place, is the same wherever it is computed.
                 most_sets = 1 if number.value == SeenValue.of(None) else 0
-                codes = self._codes_for(number.name, type(owner))
-                if _is_counted_on(number.name, codes, is_moment, most_sets):
+                codes = list(self._codes_for(number.name, type(owner)))
+                is_average = not _is_of_tensors(_attributes_of(owner).get(number.name)) or _is_moved(number.name, codes)
+                if is_average and _is_counted_on(number.name, codes, is_moment, most_sets):
                     yield number.path
 
     def _codes_for(self, name: str, kind: type) -> Iterator[_Code]:
@@ -331,7 +332,13 @@ def _numbers_of(value: Any) -> dict[str, Any]:
         if is_of_script(kind):
             found.update(vars(kind))
     found.update(_attributes_of(value))
-    return {name: one for name, one in found.items() if one is None or _is_number(one)}
+    numbers = {name: one for name, one in found.items() if one is None or _is_number(one)}
+    return numbers | {name: one[next(iter(one))] for name, one in found.items() if _is_of_tensors(one)}
+
+
+def _is_of_tensors(value: Any) -> bool:
+    """Whether a value is a dictionary of tensors, such as an average of weights by name; one of them stands for all."""
+    return type(value) is dict and bool(value) and all(isinstance(one, torch.Tensor) for one in value.values())
 
 
 def _numbers_in(module: torch.nn.Module) -> dict[str, Any]:
@@ -387,6 +394,12 @@ def _is_counted_on(name: str, codes: Iterable[_Code], is_moment: bool, most_sets
                 sets += uses.count("set")
                 is_read |= "read" in uses
     return sets > most_sets and is_read
+
+
+def _is_moved(name: str, codes: Iterable[_Code]) -> bool:
+    """Whether code sets items of an attribute behind reading some, as an average does; a cache is set alone."""
+    parts = [part for one in codes for part in parts_of(one.code) if part.co_name not in _MAKERS]
+    return any(uses[0] == "read" and "set" in uses for part in parts for uses in _uses(part, name, 0).values())
 
 
 def _uses(code: CodeType, name: str, place: int) -> dict[Any, list[str]]:

@@ -185,6 +185,61 @@ def on_parsed_arguments(job: Job) -> None:
     train(state)
 
 
+class Average:
+    """Of weights, as in many a tutorial."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.backup = model, {}
+        self.shadow = {name: one.data.clone() for name, one in model.named_parameters()}
+
+    def update(self) -> None:
+        for name, one in self.model.named_parameters():
+            average = 0.1 * one.data + 0.9 * self.shadow[name]
+            self.shadow[name] = average.clone()
+
+    def apply_shadow(self) -> None:
+        for name, one in self.model.named_parameters():
+            self.backup[name] = one.data
+            one.data = self.shadow[name]
+
+    def restore(self) -> None:
+        for name, one in self.model.named_parameters():
+            one.data = self.backup[name]
+        self.backup = {}
+
+
+class Features:
+    """What a forward pass has shown of a layer, and a memory of what was computed once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.features = {"head": torch.zeros(1)}
+        self.computed = {"0": torch.zeros(1)}
+        model.head.register_forward_hook(self.note)
+
+    def note(self, module, inputs, output) -> None:
+        self.features["head"] = output.detach()
+
+    def shown(self, number: int) -> float:
+        if str(number) not in self.computed:
+            self.computed[str(number)] = torch.ones(1)
+        return float(self.features["head"].sum() + self.computed[str(number)])
+
+
+def in_an_average(job: Job) -> None:
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+    ema, features = Average(model), Features(model)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                train_step(step, model, optimizer)
+                ema.update()
+                features.shown(step.number)
+
+    train(state)
+
+
 class Warming:
     """A callback of a trainer."""
 
@@ -282,6 +337,7 @@ def nothing_that_counts(job: Job) -> None:
         (set_at_the_top_of_the_function, "stopping.best"),
         (none_at_first, "stopper.best_score"),
         (on_parsed_arguments, "args.beta"),
+        (in_an_average, "ema.shadow"),
         (in_a_callback, "trainer.callbacks[0].steps"),
         (nothing_that_counts, ""),
     ],
