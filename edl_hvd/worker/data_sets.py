@@ -1,7 +1,8 @@
 """Values of the data sets that the loops over batches read, which the script sets anew while it trains.
 
-Such as the samples that a curriculum keeps, or pseudo-labels. What is set behind a loop over batches, a worker that
-joins has not. What the top of an epoch computes from the weights, it computes again where the epoch is continued.
+Such as the samples that a curriculum keeps, or pseudo-labels. What is set behind a loop over batches, or at the top of
+one epoch, as in ``if epoch == 3:``, a worker that joins later has not. What the top of an epoch computes from the
+weights, it computes again where the epoch is continued.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import dis
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType, FunctionType
+from itertools import pairwise
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import numpy
@@ -27,6 +29,7 @@ _MOST_BYTES, _MOST_ITEMS, _MOST_VALUES, _DEEPEST = 1 << 24, 1 << 17, 100, 3
 _READERS = ("__getitem__", "__getitems__", "__len__", "__iter__")
 _MAKERS = ("__init__", "__post_init__", "__setstate__")
 _NUMBERS = (int, float, numpy.number)
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _found_by_class: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -39,6 +42,7 @@ class _Value:
         mark: Changes with the value, as far as that can be known without reading a large tensor.
         identity: Of the value, or of the tuple's item.
         is_array: Whether it is an array, a tensor or a list.
+        is_option: Whether it is a truth value, or something to call, such as a transform.
         content: Checksum of its bytes; ``None`` where it was not asked for, or is not known.
     """
 
@@ -47,6 +51,7 @@ class _Value:
     identity: int
     is_array: bool
     content: int | None = None
+    is_option: bool = False
 
 
 class DataSetValues:
@@ -76,7 +81,7 @@ class DataSetValues:
         """The body of an epoch begins: the script has come through everything behind the loop before."""
         with contextlib.suppress(Exception):  # a script may hold anything, and this is no more than advice
             self._before_top = self._present()
-            self._behind = self._changed(self._read, self._before_top)
+            self._behind = _no_options(self._changed(self._read, self._before_top))
 
     def begin_batches(self, data_set: Any, epoch: int, is_continued: bool) -> None:
         """A loop over the batches of a data set begins.
@@ -91,18 +96,20 @@ class DataSetValues:
             name = _name_of(data_set, frames)
             self._data_sets[name] = weakref.ref(data_set)
             now = self._present()
-            at_top = self._changed(self._before_top, now)
+            set_at_top = self._changed(self._before_top, now)
+            at_top = _no_options(set_at_top)
             self._set_before_loop = _set_before_loop(frames)
             self._warn_of_lost(self._behind.keys() - at_top.keys())
             self._warn_of_some(at_top, now)
+            self._warn_of_one_epoch(set_at_top, frames, epoch)
             unknown = {path: value for path, value in now.items() if path not in self._before_top}
-            self._compare(_of({**at_top, **unknown}, name), epoch, is_continued)
+            self._compare(_of({**at_top, **_no_options(unknown)}, name), epoch, is_continued)
             self._read, self._before_top, self._behind = now, now, {}
 
     def end_function(self) -> None:
         """The function has been left, and is going to run again in another world."""
         with contextlib.suppress(Exception):
-            changed = self._changed(self._read, self._present())
+            changed = _no_options(self._changed(self._read, self._present()))
             # The next top may set them again, as it does numbers that are others while the script validates.
             again = {
                 path for path, value in changed.items() if not value.is_array or _key(path) in self._set_before_loop
@@ -156,6 +163,18 @@ class DataSetValues:
             )
         self._set_at_top |= at_top.keys()
 
+    def _warn_of_one_epoch(self, at_top: dict[str, _Value], frames: Iterable[FrameType], epoch: int) -> None:
+        """Warn of what this top has set and that of no other epoch sets, such as the size of images."""
+        for path, value in sorted(at_top.items()):
+            if _key(path) in _set_in_one_epoch(frames, type(value.owner())):
+                self._warn_once(
+                    "data set.one",
+                    f"{path}, of a data set that the loop reads, has been set at the top of epoch {epoch} only, and a "
+                    "worker that joins in a later one, or a job that is resumed there, has not what it was set to, so "
+                    "it may train on something else; set it at the top of the later ones, too, as in "
+                    f"`if epoch >= {epoch}:`",
+                )
+
     def _warn(self, path: str, what: str) -> None:
         key = _key(path)
         self._warn_once(
@@ -182,6 +201,10 @@ class DataSetValues:
                 )
             else:
                 self._tops[path] = epoch, content
+
+
+def _no_options(values: dict[str, _Value]) -> dict[str, _Value]:
+    return {path: value for path, value in values.items() if not value.is_option}
 
 
 def _of(values: dict[str, _Value], name: str) -> dict[str, _Value]:
@@ -225,6 +248,11 @@ def _values_of(path: str, data_set: Any, kept: set[int], depth: int = 0) -> Iter
                     yield f"{place}[{number}]", _Value(owner, mark, id(part), not isinstance(part, _NUMBERS))
         elif (mark := _mark(value)) is not None:
             yield place, _Value(owner, mark, id(value), not isinstance(value, _NUMBERS))
+        elif isinstance(value, bool) or callable(value):
+            yield (
+                place,
+                _Value(owner, value if isinstance(value, bool) else id(value), id(value), False, is_option=True),
+            )
 
 
 def _mark(value: Any) -> Any:
@@ -265,17 +293,21 @@ def _set_by_reading(kind: type) -> set[str]:
     """Return the attributes that a data set may set while samples are read, such as a cache."""
     if kind in _found_by_class:
         return _found_by_class[kind]
-    members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
-    methods = {name: member.__code__ for name, member in members.items() if isinstance(member, FunctionType)}
+    methods: dict[str, list[CodeType]] = {}  # also those that others of the same name may call, as super() does
+    for base in kind.__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, FunctionType):
+                methods.setdefault(name, []).append(member.__code__)
     reached, pending = set(), [name for name in _READERS if name in methods]
     while pending:
         name = pending.pop()
         if name not in reached:
             reached.add(name)
-            pending += [other for other in methods[name].co_names if other in methods and other not in _MAKERS]
+            used = [other for code in methods[name] for other in code.co_names]
+            pending += [other for other in used if other in methods and other not in _MAKERS]
     names: set[str] = set()
-    for name in reached:
-        found = list(dis.get_instructions(methods[name]))
+    for code in [code for name in reached for code in methods[name]]:
+        found = list(dis.get_instructions(code))
         names |= {
             one.argval
             for number, one in enumerate(found)
@@ -303,3 +335,47 @@ def _set_before_loop(frames: Iterable[FrameType]) -> set[str]:
         for one in dis.get_instructions(frame.f_code)
         if one.opname == "STORE_ATTR" and one.offset < frame.f_lasti
     }
+
+
+def _set_in_one_epoch(frames: Iterable[FrameType], kind: type) -> set[str]:
+    """Return the attributes that the functions with the loop set before it in certain epochs alone.
+
+    Args:
+        frames: Frames of these functions.
+        kind: Class of the data set, whose methods they may call.
+    """
+    setters = {
+        name: {one.argval for one in dis.get_instructions(member.__code__) if one.opname == "STORE_ATTR"}
+        for base in kind.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, FunctionType) and name not in _MAKERS
+    }
+    in_one: set[str] = set()
+    in_all: set[str] = set()
+    for frame in frames:
+        place, found = frame.f_lasti, list(dis.get_instructions(frame.f_code))
+        loop = min((one.argval for one in found if one.offset >= place and one.opcode in _JUMPS), default=place)
+        begin = loop if loop < place else 0  # what stands before the loop over epochs sets the first values
+        blocks = list(_blocks_of_one_epoch(found))
+        for one in found:
+            if begin <= one.offset < place:
+                name = str(one.argval)
+                names = {name} if one.opname == "STORE_ATTR" else setters.get(name, set())
+                (in_one if any(first < one.offset < end for first, end in blocks) else in_all).update(names)
+    return in_one - in_all
+
+
+def _blocks_of_one_epoch(code: Sequence[dis.Instruction]) -> Iterator[tuple[int, int]]:
+    """Yield from where to where a function runs in certain epochs alone: behind ``if epoch == 3:``."""
+    found = [one for one in code if one.opname != "EXTENDED_ARG"]
+    counted = {after.argval for one, after in pairwise(found) if one.opname.startswith("FOR_ITER")} | {"epoch"}
+    for number, (one, after) in enumerate(pairwise(found)):
+        is_equal = one.opname == "COMPARE_OP" and "==" in one.argrepr
+        is_among = one.opname == "CONTAINS_OP" and not one.arg
+        if (is_equal or is_among) and after.opname.startswith("POP_JUMP") and "IF_FALSE" in after.opname:
+            for before in reversed(found[:number]):
+                if before.opname.startswith(("STORE", "POP", "FOR_ITER", "JUMP", "RETURN")):
+                    break
+                if before.opname.startswith("LOAD") and before.argval in counted:
+                    yield after.offset, after.argval
+                    break

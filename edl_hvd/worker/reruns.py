@@ -242,9 +242,9 @@ class FunctionReruns:
         if names:
             self._warn_once(
                 "function.shared",
-                "variables that the loop changes through nonlocal or global begin anew on each worker that joins, and "
-                f"count twice where a step is made again: {', '.join(names[:_MOST_NAMES])}; keep in State what the "
-                f"loop changes, as state.{names[0]}",
+                "variables that the loop changes through nonlocal or global, or writes into, begin anew on each worker "
+                f"that joins, and count twice where a step is made again: {', '.join(names[:_MOST_NAMES])}; keep in "
+                f"State what the loop changes, as state.{names[0]}",
             )
 
     def _warn_of_writes(self, changes: TopChanges, is_first: bool) -> None:

@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 import weakref
+from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from edl_hvd.worker.script_locals import SeenValue, is_of_script, is_only_shown,
 from edl_hvd.worker.shared_variables import SharedVariables
 
 _MOST_OBJECTS, _MOST_NUMBERS, _DEEPEST = 300, 300, 2
+_MOST_PARTS = 32  # of a list of callbacks
 # What a new object has, or one that is loaded, says nothing of what the loop does.
 _MAKERS = ("__init__", "__post_init__", "__setstate__", "load_state_dict")
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
@@ -109,13 +111,14 @@ class _Reached:
             self._pending.append(("self", value.__self__))
         elif kind is FunctionType:
             self._visit_function(value)
-        elif is_of_script(kind) and not issubclass(kind, (type, *_KEPT_BY_OTHERS)):
+        elif (is_of_script(kind) or kind is Namespace) and not issubclass(kind, (type, *_KEPT_BY_OTHERS)):
             self._seen.add(id(value))
             self.objects.append((name, value))
             for owner, method in _methods_of(kind):
                 self._visit_function(method, owner)
             if name.count(".") < _DEEPEST:
                 self._pending += [(f"{name}.{key}", part) for key, part in _attributes_of(value).items()]
+                self._pending += _objects_in_lists(name, value)
 
     def _visit_function(self, function: FunctionType, owner: type | None = None) -> None:
         code = function.__code__
@@ -222,7 +225,7 @@ class ScriptObjects:
             for path in self._lost():
                 number = next(number for number in self._numbers if number.path == path)
                 value = getattr(number.owner(), number.name, None)
-                found += [path] if isinstance(value, torch.Tensor) and value.dim() else []
+                found += [path] if isinstance(value, (torch.Tensor, numpy.ndarray)) and value.ndim else []
         return sorted(set(found))
 
     def _moved_in_modules(self) -> Iterator[str]:
@@ -267,8 +270,9 @@ class ScriptObjects:
                 is_moment = isinstance(now[number.name], float)
                 # What is None until it is needed, and is set in one place, is the same wherever it is computed.
                 most_sets = 1 if number.value == SeenValue.of(None) else 0
-                codes = self._codes_for(number.name, type(owner))
-                if _is_counted_on(number.name, codes, is_moment, most_sets):
+                codes = list(self._codes_for(number.name, type(owner)))
+                is_average = not _is_of_tensors(_attributes_of(owner).get(number.name)) or _is_moved(number.name, codes)
+                if is_average and _is_counted_on(number.name, codes, is_moment, most_sets):
                     yield number.path
 
     def _codes_for(self, name: str, kind: type) -> Iterator[_Code]:
@@ -299,6 +303,17 @@ def _attributes_of(value: Any) -> dict[str, Any]:
         return {}
 
 
+def _objects_in_lists(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the script's objects in lists that are attributes of an object, such as a trainer's callbacks."""
+    return [
+        (f"{name}.{key}[{number}]", part)
+        for key, parts in _attributes_of(value).items()
+        if type(parts) in (list, tuple) and len(parts) <= _MOST_PARTS
+        for number, part in enumerate(parts)
+        if is_of_script(type(part))
+    ]
+
+
 def _counts_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the whole numbers and floats that are attributes of an optimizer whose state_dict() is torch's."""
     is_torchs = type(optimizer).state_dict.__module__.startswith(_NOT_OF_SCRIPTS)
@@ -316,7 +331,13 @@ def _numbers_of(value: Any) -> dict[str, Any]:
         if is_of_script(kind):
             found.update(vars(kind))
     found.update(_attributes_of(value))
-    return {name: one for name, one in found.items() if one is None or _is_number(one)}
+    numbers = {name: one for name, one in found.items() if one is None or _is_number(one)}
+    return numbers | {name: one[next(iter(one))] for name, one in found.items() if _is_of_tensors(one)}
+
+
+def _is_of_tensors(value: Any) -> bool:
+    """Whether a value is a dictionary of tensors, such as an average of weights by name; one of them stands for all."""
+    return type(value) is dict and bool(value) and all(isinstance(one, torch.Tensor) for one in value.values())
 
 
 def _numbers_in(module: torch.nn.Module) -> dict[str, Any]:
@@ -372,6 +393,12 @@ def _is_counted_on(name: str, codes: Iterable[_Code], is_moment: bool, most_sets
                 sets += uses.count("set")
                 is_read |= "read" in uses
     return sets > most_sets and is_read
+
+
+def _is_moved(name: str, codes: Iterable[_Code]) -> bool:
+    """Whether code sets items of an attribute behind reading some, as an average does; a cache is set alone."""
+    parts = [part for one in codes for part in parts_of(one.code) if part.co_name not in _MAKERS]
+    return any(uses[0] == "read" and "set" in uses for part in parts for uses in _uses(part, name, 0).values())
 
 
 def _uses(code: CodeType, name: str, place: int) -> dict[Any, list[str]]:

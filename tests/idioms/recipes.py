@@ -67,8 +67,10 @@ it to `State`.
 epoch's rest where that is continued: a warning names it, and a metric of `edl_hvd.metrics` in `State` counts the whole.
   So a counter of the loop, as in `for i, step in enumerate(state.steps(loader)):`, begins at 0 again there, which a \
 warning says as well: count with `step.number`.
-  A variable that the loop changes through `nonlocal` or `global` has its first value on a worker that joins, and is \
-named in a warning, too.
+  A variable that the loop changes through `nonlocal` or `global`, or writes into, as by `options["beta"] *= 0.9`, has \
+its first value on a worker that joins, and is named in a warning, too.
+  What goes from one body of the flat form into the next and into the loss, such as the hidden state of a recurrent \
+network, goes through the micro-batches of one worker: a warning names it.
   A module that is not in `State`, such as a criterion whose smoothing falls, is named in a warning as well.
   A tensor, list or dictionary that you give to `State` stays the same object, on workers that join, too, until you \
 set the attribute to another.
@@ -83,7 +85,8 @@ epoch (`old = copy.deepcopy(model)`), is taken again from weights in mid-trainin
   Nothing is said of that, unless it is set on the data set of a loader, such as pseudo-labels.
 - **What the training sets on a data set belongs into `State`,** such as the samples that a curriculum keeps: a worker \
 that joins has made its data set itself.
-  A warning names values of a loader's data set that are set behind the loop over batches.
+  A warning names values of a loader's data set that are set behind the loop over batches, or at the top of one epoch
+  only: write `if epoch >= 3:` instead of `if epoch == 3:`.
   What stands between two loops over epochs is put back, too, without a warning, unless it commits or evaluates.
 
 Each of these is [tested](testing.md) against plain PyTorch with the whole batch in one process.

@@ -139,6 +139,10 @@ def of_the_epoch(epoch, model, dataset, state) -> None:
     dataset.order = numpy.random.RandomState(epoch).permutation(len(dataset))
 
 
+def larger_from_an_epoch_on(epoch, model, dataset, state) -> None:
+    dataset.strength = 0.5 if epoch < 1 else 1.0
+
+
 def weaker_in_validation(epoch, model, dataset, state) -> None:
     dataset.strength = 0.0
 
@@ -206,6 +210,116 @@ def test_a_number_that_is_another_while_the_script_validates_is_not_named(collec
     """Also where the world changes before the next top has set it again."""
     script = script_of(top=of_the_epoch, behind=weaker_in_validation)
     assert said(script, Fault(collective, worker=1, leaves=(1,))) == set()
+
+
+class Mosaic(Selected):
+    """Samples with options that a script changes while it trains."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.mosaic, self.size, self.transform = True, 2, self.small
+        self.rank = 0
+
+    def __getitem__(self, place: int):
+        inputs, label = super().__getitem__(place)
+        return self.transform(inputs[: self.size].sum() * inputs if self.mosaic else inputs), label
+
+    def small(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 0.5 * inputs
+
+    def large(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+    def close_mosaic(self) -> None:
+        self.mosaic = False
+
+
+def set_in_one_epoch(job: Job, dataset: Mosaic, loader, model, optimizer, state) -> None:
+    dataset.size = 3
+    for epoch in state.epochs(job.epochs):
+        if epoch == 1:
+            dataset.size = 6
+        elif epoch in (2, 3):
+            print(epoch)
+        for step in state.steps(loader):
+            trained(step, model, optimizer)
+
+
+def set_by_a_method(job: Job, dataset: Mosaic, loader, model, optimizer, state) -> None:
+    for epoch in state.epochs(job.epochs):
+        if epoch + 3 == job.epochs:
+            dataset.close_mosaic()
+        for step in state.steps(loader):
+            trained(step, model, optimizer)
+
+
+def another_transform(job: Job, dataset: Mosaic, loader, model, optimizer, state) -> None:
+    for epoch in state.epochs(job.epochs):
+        one_epoch(epoch, dataset, loader, model, optimizer, state)
+
+
+def one_epoch(epoch, dataset: Mosaic, loader, model, optimizer, state) -> None:
+    if epoch == 1:
+        dataset.transform = dataset.large
+    for step in state.steps(loader):
+        trained(step, model, optimizer)
+
+
+def set_in_all_later_epochs(job: Job, dataset: Mosaic, loader, model, optimizer, state) -> None:
+    """Also what each worker has of its own, and what is set in each branch."""
+    for epoch in state.epochs(job.epochs):
+        if edl_hvd.rank() == 0:
+            dataset.rank = 1
+        if epoch >= 1:
+            dataset.close_mosaic()
+            dataset.transform = dataset.large
+        if epoch == 1:
+            dataset.size = 6
+        else:
+            dataset.size = 3
+        for step in state.steps(loader):
+            trained(step, model, optimizer)
+        dataset.mosaic = True
+
+
+def trained(step, model, optimizer) -> None:
+    optimizer.zero_grad()
+    for inputs, target in step:
+        F.cross_entropy(model(inputs), target).backward()
+    optimizer.step()
+
+
+def with_options(body):
+    def script(job: Job) -> None:
+        model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+        dataset = Mosaic(job)
+        loader = DataLoader(dataset, batch_sampler=loader.batch_sampler)
+
+        @edl_hvd.elastic
+        def train(state):
+            body(job, dataset, loader, model, optimizer, state)
+
+        train(state)
+
+    return script
+
+
+@pytest.mark.parametrize("fault", [None, JOINS], ids=["no change", "joins"])
+@pytest.mark.parametrize(
+    ("body", "name"), [(set_in_one_epoch, "size"), (set_by_a_method, "mosaic"), (another_transform, "transform")]
+)
+def test_an_option_that_is_set_in_one_epoch_is_named(body, name: str, fault: Fault | None) -> None:
+    [message] = said(with_options(body), fault)
+    assert message.startswith(
+        f"dataset.{name}, of a data set that the loop reads, has been set at the top of epoch 1 only"
+    )
+    assert message.endswith("as in `if epoch >= 1:`")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_an_option_that_is_set_in_all_later_epochs_is_not_named(fault: Fault | None) -> None:
+    assert said(with_options(set_in_all_later_epochs), fault) == set()
+    assert said(script_of(top=larger_from_an_epoch_on), fault) == set()
 
 
 class Dictionaries(Dataset):

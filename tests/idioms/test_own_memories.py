@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
 from catalogue.kept import Tempered
 from catalogue.structure import momentum_sgd, prepare
-from idioms import CLASSES, Job
+from idioms import CLASSES, FEATURES, Job
 from simulation import Fault, Simulation
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -110,6 +111,36 @@ def ensembled(job: Job) -> None:
     train(state)
 
 
+class RunningMeans:
+    """As in libraries of reinforcement learning, in NumPy."""
+
+    def __init__(self) -> None:
+        self.mean, self.count = numpy.zeros(FEATURES), 1e-4
+
+    def update(self, inputs: numpy.ndarray) -> None:
+        self.count += len(inputs)
+        self.mean = self.mean + (inputs.mean(0) - self.mean) * len(inputs) / self.count
+
+    def normalised(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs - torch.from_numpy(self.mean).float()
+
+
+def normalised(job: Job) -> None:
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+    means = RunningMeans()
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for inputs, target in state.batches(loader):
+                means.update(inputs.numpy())
+                optimizer.zero_grad()
+                F.cross_entropy(model(means.normalised(inputs)), target).backward()
+                optimizer.step()
+
+    train(state)
+
+
 class Accuracy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -147,6 +178,7 @@ def measured(job: Job) -> None:
         (falling_smoothing, "criterion.label_smoothing"),
         (centered, "criterion.center"),
         (ensembled, "consistency.target"),
+        (normalised, "means.mean"),
     ],
 )
 @pytest.mark.parametrize("fault", [None, Fault(5, worker=1, joins=1, politely=True)], ids=["no change", "joins"])

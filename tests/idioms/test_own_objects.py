@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 import warnings
 
@@ -170,6 +171,107 @@ def set_at_the_top_of_the_function(job: Job) -> None:
     train(state)
 
 
+def on_parsed_arguments(job: Job) -> None:
+    args = argparse.Namespace(beta=1.0, lr=0.2, epochs=2)
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(args.epochs):
+            for step in state.steps(loader):
+                train_step(step, model, optimizer, args.beta)
+                args.beta *= 0.9
+
+    train(state)
+
+
+class Average:
+    """Of weights, as in many a tutorial."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.backup = model, {}
+        self.shadow = {name: one.data.clone() for name, one in model.named_parameters()}
+
+    def update(self) -> None:
+        for name, one in self.model.named_parameters():
+            average = 0.1 * one.data + 0.9 * self.shadow[name]
+            self.shadow[name] = average.clone()
+
+    def apply_shadow(self) -> None:
+        for name, one in self.model.named_parameters():
+            self.backup[name] = one.data
+            one.data = self.shadow[name]
+
+    def restore(self) -> None:
+        for name, one in self.model.named_parameters():
+            one.data = self.backup[name]
+        self.backup = {}
+
+
+class Features:
+    """What a forward pass has shown of a layer, and a memory of what was computed once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.features = {"head": torch.zeros(1)}
+        self.computed = {"0": torch.zeros(1)}
+        model.head.register_forward_hook(self.note)
+
+    def note(self, module, inputs, output) -> None:
+        self.features["head"] = output.detach()
+
+    def shown(self, number: int) -> float:
+        if str(number) not in self.computed:
+            self.computed[str(number)] = torch.ones(1)
+        return float(self.features["head"].sum() + self.computed[str(number)])
+
+
+def in_an_average(job: Job) -> None:
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+    ema, features = Average(model), Features(model)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                train_step(step, model, optimizer)
+                ema.update()
+                features.shown(step.number)
+
+    train(state)
+
+
+class Warming:
+    """A callback of a trainer."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def weight(self) -> float:
+        self.steps += 1
+        return min(1.0, self.steps / 12)
+
+
+class CalledBack(Trainer):
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.callbacks = [Warming()]
+
+    def weight(self) -> float:
+        return min(callback.weight() for callback in self.callbacks)
+
+
+def in_a_callback(job: Job) -> None:
+    trainer = CalledBack(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for step in state.steps(trainer.loader):
+                train_step(step, trainer.model, trainer.optimizer, trainer.weight())
+
+    train(trainer.state)
+
+
 class AverageMeter:
     def __init__(self) -> None:
         self.sum = self.average = 0.0
@@ -234,6 +336,9 @@ def nothing_that_counts(job: Job) -> None:
         (in_other_objects, "criterion.inputs.count, criterion.inputs.least, criterion.inputs.mean, criterion.running"),
         (set_at_the_top_of_the_function, "stopping.best"),
         (none_at_first, "stopper.best_score"),
+        (on_parsed_arguments, "args.beta"),
+        (in_an_average, "ema.shadow"),
+        (in_a_callback, "trainer.callbacks[0].steps"),
         (nothing_that_counts, ""),
     ],
 )

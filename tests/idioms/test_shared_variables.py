@@ -85,6 +85,54 @@ def in_a_function(job: Job) -> None:
     train(state)
 
 
+def written_into(job: Job) -> None:
+    """A tensor, and a number in a dictionary."""
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+    options, task_weights = {"beta": 0.3, "name": "linear"}, torch.ones(2)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                trained(step, model, optimizer, options["beta"] * float(task_weights[0]))
+                task_weights.mul_(0.9)
+            options["beta"] *= 0.5
+            options["beta"] = options["beta"] + 0.01
+
+    train(state)
+
+
+def written_into_anew(job: Job) -> None:
+    """What State keeps, what is set in each epoch or each step before it is read, and what nothing reads."""
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, kept=torch.ones(2), counts={"steps": 0})
+    moments = {"shown": time.time()}
+    sums, noise, total, kept, counts = (
+        {"loss": 0.0, "all": 0.0},
+        torch.zeros(2),
+        torch.zeros(1),
+        state.kept,
+        state.counts,
+    )
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            sums["loss"] = 0.0
+            for step in state.steps(loader):
+                noise.normal_().mul_(0.1)
+                trained(step, model, optimizer, 0.1 * abs(float(kept[0] + noise[0])) / (1 + counts["steps"]))
+                sums["loss"] += 1.0
+                sums["all"] += 1.0
+                total.add_(1.0)
+                kept.mul_(0.9)
+                counts["steps"] += 1
+            print(sums["loss"])
+            if time.time() > moments["shown"] + 0.001:
+                moments["shown"] = time.time()
+
+    train(state)
+
+
 def set_before_it_is_read(job: Job) -> None:
     """What is set from the number of the step, from the time, or from nothing else than State; and what stays."""
     model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, eps=0.3)
@@ -126,6 +174,8 @@ def said(script, fault: Fault | None) -> set[str]:
         (by_global, "best"),
         (in_a_function, "seen, smoothing"),
         (set_before_it_is_read, ""),
+        (written_into, "options, task_weights"),
+        (written_into_anew, ""),
     ],
 )
 def test_what_a_loop_changes_around_its_function_is_named(script, names: str, fault: Fault) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from edl_hvd.errors import UsageError
+from edl_hvd.worker.carried_values import CarriedValues
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.position import position
 from edl_hvd.worker.runtime import Runtime
@@ -111,12 +112,14 @@ class BodyWatch:
         self._attributes: dict[str, Any] = {}
         self._others = TensorTrace([])
         self._dirty_count = -1
+        self._has_other_states: bool | None = None  # from before the loop, such as Adam's that was cleared
         self._has_stepped: bool | None = None
         self._rates: list[Any] = []
         self._rising: set[str] = set()
         self._counters: dict[str, int] | None = None
         self._looks = self._LOOKS
         self._numbers = NumbersWatch(runtime)
+        self._carried = CarriedValues(self._warn_of_carried)
 
     def begin(self) -> None:
         """A body is about to run."""
@@ -125,7 +128,9 @@ class BodyWatch:
             self._attributes = encoded(self._runtime)
             self._others = self._look()
             watch = self._runtime.store.tracker.stepped
-            self._dirty_count = -1 if watch.is_dirty() else watch.dirty_count
+            if self._has_other_states is None:
+                self._has_other_states = watch.has_dirty_states()
+            self._dirty_count = -1 if self._has_other_states or watch.is_dirty() else watch.dirty_count
 
     def end(self, frame: Any, is_first: bool) -> None:
         """It has run.
@@ -138,7 +143,10 @@ class BodyWatch:
             UsageError: It has changed what it may change once per step only.
         """
         self._check_steps()
+        if position.per_step > 1:
+            self._carried.look(frame, position.ends_step)
         if position.per_step <= 1 or (position.is_asked and position.ends_step):
+            self._has_other_states = self._has_other_states and not position.ends_step
             return
         self._numbers.end()
         now = encoded(self._runtime)
@@ -152,8 +160,19 @@ class BodyWatch:
         watch = self._runtime.store.tracker.stepped
         if self._dirty_count >= 0 and (watch.is_dirty() or watch.dirty_count > self._dirty_count):
             self._refuse("a parameter was changed by something else than its optimizer", _PARAMETER_ADVICE)
+        self._has_other_states = self._has_other_states and not position.ends_step
         self._check_rates(is_first)
         self._look_for_counters(frame)
+
+    def _warn_of_carried(self, name: str) -> None:
+        self._runtime.warn_once(
+            "carried",
+            f"{name} goes from each body of state.batches() into the next one, and into the loss, and the body runs "
+            f"once per micro-batch, {position.per_step} times per optimizer step over all workers, of which each "
+            "computes others, so what is learned depends on how many workers there are; change it once per step, "
+            "behind the loop over a step of `for step in state.steps(loader):`, from step.mean(…) or "
+            "edl_hvd.allreduce, and keep it in State",
+        )
 
     def _check_steps(self) -> None:
         """Where the body steps in some batches only, it counts batches, of which there are as many as workers make."""

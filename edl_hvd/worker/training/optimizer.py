@@ -138,7 +138,8 @@ class _Distributed:
 
         Raises:
             WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
-            UsageError: It was called in the loop over a step's micro-batches, or with further arguments.
+            UsageError: It was called in the loop over a step's micro-batches, or with further arguments; or ``State``
+                was not given this optimizer.
         """
         if more or options:
             given = ", ".join([*map(repr, more), *(f"{name}=…" for name in options)])
@@ -147,6 +148,12 @@ class _Distributed:
                 "have made; set what a step needs as an option in param_groups before it"
             )
         refuse_broken_world()
+        if position.place.in_training and not self.reduction.is_joined:
+            raise UsageError(
+                f"{type(self).__name__}.step() was called in the loop, and State(…) was not given this "
+                "DistributedOptimizer, so its steps would be lost with a worker; give State(…) every optimizer before "
+                "the elastic function is called, as State(optimizer=…, second=…), and choose among them by the epoch"
+            )
         if not position.admits_step(closure is not None):
             position.steps_in_body += 1
             return None

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 import edl_hvd
 from catalogue.steps import make_model
+from catalogue.structure import momentum_sgd, prepare
 
 WORDS = 9
 PADDING = 0
@@ -520,6 +521,57 @@ def positives_ours(job: Job):
     return {"model": model, "optimizer": optimizer}
 
 
+def contrastive(pairs: torch.Tensor) -> torch.Tensor:
+    """InfoNCE: each sample against all others of the batch."""
+    one, other = F.normalize(pairs[:, 0]), F.normalize(pairs[:, 1])
+    return F.cross_entropy(one @ other.T / 0.2, torch.arange(len(pairs)))
+
+
+def gradient_cache_plain(job: Job):
+    model = make_model()
+    optimizer = momentum_sgd(model)
+    for epoch in range(job.epochs):
+        for inputs, _ in job.plain_loader(epoch=epoch):
+            # recipe
+            optimizer.zero_grad()
+            contrastive(torch.stack([model(inputs), model(inputs.flip(1))], 1)).backward()
+            optimizer.step()
+            # end
+    return {"model": model, "optimizer": optimizer}
+
+
+def gradient_cache_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd)
+
+    def pairs_of(inputs):
+        return torch.stack([model(inputs), model(inputs.flip(1))], 1)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                mine = [torch.empty(0, 2, CLASSES)]  # a worker may have no micro-batch
+                with torch.no_grad():
+                    mine += [pairs_of(inputs) for inputs, _ in step]
+                counts = edl_hvd.allgather(torch.tensor([sum(map(len, mine))]))
+                pairs = edl_hvd.allgather(torch.cat(mine)).requires_grad_()
+                (gradient,) = torch.autograd.grad(contrastive(pairs), pairs)  # as of the whole batch in one process
+
+                place = int(counts[: edl_hvd.rank()].sum())
+                for inputs, _ in step:
+                    part = gradient[place : place + len(inputs)]
+                    place += len(inputs)
+                    # Gradients are weighted by samples, and this one is a sum.
+                    ((pairs_of(inputs) * part).sum() * step.samples / len(inputs)).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
 IDIOMS = [
     Idiom(
         "A mean over tokens",
@@ -589,6 +641,15 @@ IDIOMS = [
         "At step level `backward()` adds to `.grad`, on every worker alike.",
         penalty_at_step_level_plain,
         penalty_at_step_level_ours,
+    ),
+    Idiom(
+        "A loss that compares all samples of the batch (InfoNCE, SimCLR, CLIP)",
+        "Within a micro-batch there are fewer samples to compare. A first loop over the step computes the outputs of "
+        "all workers, and the gradient of the loss with respect to these; the second one goes on from it (a gradient "
+        "cache). It is the same for losses of statistics of the batch (VICReg, Barlow Twins). A model with dropout "
+        "draws other masks in the second loop.",
+        gradient_cache_plain,
+        gradient_cache_ours,
     ),
     Idiom(
         "The samples that are harder than the mean",

@@ -881,6 +881,25 @@ def drawn_inside_flat_ours(job: Job):
     train(state)
 
 
+def replaced_optimizer_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        nonlocal optimizer
+        # recipe
+        for epoch in state.epochs(job.epochs):
+            if epoch == 1:
+                optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+            for inputs, target in state.batches(loader):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+        # end
+
+    train(state)
+
+
 IDIOMS = [
     Idiom(
         "`optimizer.step()` in the loop over micro-batches",
@@ -1090,6 +1109,13 @@ IDIOMS = [
         None,
         optimizer_not_given_ours,
         refused=r"State\(…\)|in State",
+    ),
+    Idiom(
+        "An optimizer that is made in the loop",
+        "It is not in `State`: see [Another optimizer from an epoch on](#another-optimizer-from-an-epoch-on).",
+        None,
+        replaced_optimizer_ours,
+        refused=r"SGD\.step\(\) was called in the loop, and State\(…\) was not given this DistributedOptimizer",
     ),
     Idiom(
         "A plain optimizer that `State` was not given",

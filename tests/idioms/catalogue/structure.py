@@ -1374,6 +1374,75 @@ def failed_batches_flat_ours(job: Job):
     return {"model": model, "optimizer": optimizer}
 
 
+def later_optimizer_plain(job: Job):
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for epoch in range(4):
+        if epoch == 2:
+            optimizer = momentum_sgd(model)
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+    return {"model": model}
+
+
+def later_optimizer_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    # recipe
+    adam = edl_hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.05), exact=job.exact)
+    sgd = edl_hvd.DistributedOptimizer(momentum_sgd(model), exact=job.exact)
+    state = edl_hvd.State(model=model, adam=adam, sgd=sgd, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(4):
+            optimizer = adam if epoch < 2 else sgd
+            for inputs, target in state.batches(loader):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+
+    # end
+    train(state)
+    return {"model": model}
+
+
+def cleared_state_plain(job: Job):
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for epoch in range(4):
+        if epoch == 2:
+            optimizer.state.clear()
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def cleared_state_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, lambda model: torch.optim.Adam(model.parameters(), lr=0.05))
+
+    @edl_hvd.elastic
+    def train(state):
+        # recipe
+        for epoch in state.epochs(4):
+            if epoch == 2:
+                optimizer.state.clear()
+            for inputs, target in state.batches(loader):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+        # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
 IDIOMS = [
     Idiom(
         "Two losses, two `backward()` calls",
@@ -1458,6 +1527,18 @@ IDIOMS = [
         "It may stand there, but belongs before or behind it.",
         zero_grad_inside_plain,
         zero_grad_inside_ours,
+    ),
+    Idiom(
+        "Another optimizer from an epoch on",
+        "Such as SGD after Adam (SWATS). Give `State` both from the beginning, and choose by the epoch.",
+        later_optimizer_plain,
+        later_optimizer_ours,
+    ),
+    Idiom(
+        "An optimizer whose state is cleared",
+        "As in ReLoRA, or where a cycle begins anew.",
+        cleared_state_plain,
+        cleared_state_ours,
     ),
     Idiom(
         "A penalty on the weights",
