@@ -117,7 +117,7 @@ class Step:
 
         Args:
             weight: Weight instead of the number of samples, finite and at least 0: a number, or a tensor of one
-                element. 0 leaves the micro-batch out, whatever its gradient is.
+                element. 0 leaves the micro-batch out, whatever its gradient is; where all are 0, that of the step is 0.
 
         Raises:
             UsageError: No micro-batch is being computed, or its gradient has been already; or the weight is no number.
@@ -153,10 +153,10 @@ class Step:
 
         Returns:
             The sum of w_j · v_j over the sum of w_j, where v_j was recorded for micro-batch j of weight w_j; the same
-            on every worker.
+            on every worker. NaN where that is 0, as where all labels of the step are to be ignored.
 
         Raises:
-            UsageError: Nothing was recorded by that name in this step's last loop, or the loop is still under way.
+            UsageError: Nothing was ever recorded by that name, or the loop is still under way.
         """
         means = self._epoch.reduction.recorded.means
         if position.place.in_micro_batch or name not in means:

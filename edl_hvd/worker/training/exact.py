@@ -69,7 +69,8 @@ class ExactGradientSum(GradientSum):
     # --- this rank's part ---
 
     def present(self) -> list[torch.nn.Parameter]:
-        return [parameter for parameter in self._names if parameter in self._held or parameter in self._used]
+        there = {*self._held, *self._used, *self._dropped}
+        return [parameter for parameter in self._names if parameter in there]
 
     @property
     def row(self) -> int:

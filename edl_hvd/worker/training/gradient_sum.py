@@ -45,6 +45,7 @@ class GradientSum:
     def begin_round(self) -> None:
         """Begin another sum."""
         self._held: dict[torch.nn.Parameter, torch.Tensor] = {}  # this rank's part
+        self._dropped: set[torch.nn.Parameter] = set()  # which have one of a micro-batch of weight 0, which is 0 then
         self._late: dict[torch.nn.Parameter, torch.Tensor] = {}  # what came after its sum had started
         self._sums: dict[torch.nn.Parameter, Any] = {}  # under way
         self._unit: float | None = None  # weight that the held gradients count as 1
@@ -83,6 +84,7 @@ class GradientSum:
         """
         if self.weight == 0:
             self._warn_of_dropped(gradient)
+            self._dropped.add(parameter)
             return None
         if self._unit is None:
             self._unit = self._first_unit()
@@ -113,7 +115,7 @@ class GradientSum:
 
     def present(self) -> list[torch.nn.Parameter]:
         """The parameters that this rank has a gradient of in this round, in the order of the names."""
-        return [parameter for parameter in self._names if parameter in self._held]
+        return [parameter for parameter in self._names if parameter in self._held or parameter in self._dropped]
 
     @property
     def is_late(self) -> bool:
@@ -201,7 +203,9 @@ class GradientSum:
     def _finish_alone(
         self, used: Sequence[torch.nn.Parameter], others: Sequence[Any]
     ) -> dict[torch.nn.Parameter, torch.Tensor]:
-        if self.micro_batch is not None and used and self._unit != self.total_weight:
+        for parameter in self._dropped - self._held.keys():
+            self._held[parameter] = torch.zeros_like(parameter)
+        if self.micro_batch is not None and used and self._unit not in (None, self.total_weight):
             torch._foreach_mul_([self._held[parameter] for parameter in used], (self._unit or 0.0) / self.total_weight)
         if others:
             self.group.collectives.finish(others)

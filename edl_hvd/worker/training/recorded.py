@@ -115,6 +115,8 @@ class RecordedValues:
             weight = math.fsum(numbers[1::2])
             if weight > 0:
                 self.means[name] = math.fsum(numbers[::2]) / weight
+            else:  # as torch has it for a mean of nothing, and as where all labels are to be ignored
+                self.means.setdefault(name, math.nan)
         self._own.clear()
 
     def take_alone(self, rows: int) -> None:
