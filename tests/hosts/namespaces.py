@@ -25,6 +25,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -190,6 +191,12 @@ class Network:
 
     def mend(self, name: str) -> None:
         self._switch.run("ip", "link", "set", name, "up")
+
+    def disturb(self, name: str, seconds: float) -> float:
+        """Pull the host's cable out of the switch and put it back; for how long it was out, at most."""
+        began_s = time.monotonic()
+        self._switch.run("sh", "-c", f"ip link set {name} down && sleep {seconds} && ip link set {name} up")
+        return time.monotonic() - began_s
 
     def log_in(self) -> None:
         """Wait until every host lets the driver in."""

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.mi
 
 THREE_HOSTS = ("h1:1", "h2:1", "h3:1")
 ORPHANED = 75
+SHORT_S = 1.4
 # From a pulled cable to the next step of the others; on two busy cores.
 LOST_S = 5.0
 # From it to the end of a worker behind it; the driver's silence is noticed after 8 s.
@@ -188,9 +189,10 @@ def test_a_host_that_is_cut_off_with_two_workers_loses_both(run, network, tmp_pa
 
 
 def test_a_short_disturbance_costs_nobody_the_job(run, network):
-    faults = (Outside(lambda: network.cut("h2"), step=7), Outside(lambda: network.mend("h2"), after=0, delay_s=1.5))
-    outcome = run(*faults, training=Training(linger_s=5.0))
-    assert sizes(outcome) == [3]
+    lasted: list[float] = []
+    outcome = run(Outside(lambda: lasted.append(network.disturb("h2", 1.0)), step=7), training=Training(linger_s=5.0))
+    # The system sends again what was lost in the first 1.4 s by then, and after 3 s otherwise, when the host is lost.
+    assert sizes(outcome) == [3] or lasted[0] > SHORT_S
 
 
 def test_a_host_comes_back_when_its_cable_does(run, network, tmp_path):
