@@ -55,13 +55,17 @@ class StudentJob:
     def take_teacher_away(self, job: subprocess.Popen[bytes]) -> int:
         """Kill the only teacher, and wait until both workers are out of answers; the steps that they have made."""
         wait_for_step(self.folder, 3, 2, job)
+        short = self.count("teachers_short")  # at the start, while the teacher was connected to
         (self.folder / "fast").touch()
         self.teachers.kill(0)
-        self.wait_for("teachers_short", 2)
+        self.wait_for("teachers_short", short + 2)
         return max(event["step"] for event in self.events() if event["event"] == "commit")
 
     def wait_for(self, kind: str, count: int) -> None:
-        until(lambda: sum(event["event"] == kind for event in self.events()) >= count, every_s=0.05)
+        until(lambda: self.count(kind) >= count, every_s=0.05)
+
+    def count(self, kind: str) -> int:
+        return sum(event["event"] == kind for event in self.events())
 
     def events(self) -> list[dict[str, Any]]:
         path = self.folder / "events.jsonl"

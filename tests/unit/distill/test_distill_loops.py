@@ -118,7 +118,8 @@ def test_the_next_training_of_a_process_learns_from_another_model(tmp_path):
     inner = DataLoader(Images(LENGTH), batch_sampler=batches)
     met = set()
     with fleet(tmp_path) as teachers:
-        for _ in range(2):
+        for seed in range(2):
+            torch.manual_seed(seed)
             teachers.start(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3)), 0)
             wanted = distill.Teachers(teachers.source, port=teachers.port)
             loader = distill.DistillLoader(inner, wanted, send=lambda batch: batch[0])
