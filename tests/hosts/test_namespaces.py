@@ -192,7 +192,9 @@ def test_a_short_disturbance_costs_nobody_the_job(run, network):
     lasted: list[float] = []
     outcome = run(Outside(lambda: lasted.append(network.disturb("h2", 1.0)), step=7), training=Training(linger_s=5.0))
     # The system sends again what was lost in the first 1.4 s by then, and after 3 s otherwise, when the host is lost.
-    assert sizes(outcome) == [3] or lasted[0] > SHORT_S
+    if lasted[0] > SHORT_S:
+        pytest.skip(f"on this busy machine the cable was out for {lasted[0]:.1f} s, which is no short disturbance")
+    assert sizes(outcome) == [3]
 
 
 def test_a_host_comes_back_when_its_cable_does(run, network, tmp_path):
