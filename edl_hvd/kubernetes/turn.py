@@ -32,6 +32,7 @@ from edl_hvd.kubernetes.snapshot import (
     TrainingJobSpec,
 )
 from edl_hvd.kubernetes.status import JobMeasurements, JobState, Placed, RunCount, status_of, timings_of
+from edl_hvd.kubernetes.succession import Division, divide, kept_until_replaced
 from edl_hvd.planning.family import FamilyMember, first_curve, shared_timings
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob
@@ -112,6 +113,19 @@ def pod_curve(most: int, unit: int) -> Curve:
     )
 
 
+@dataclass(frozen=True)
+class _Ended:
+    """How the launchers of a job have ended, with the one that has now."""
+
+    runs: RunCount
+    is_complete: bool
+    has_failed: bool
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_complete or self.has_failed
+
+
 @dataclass
 class _Pods:
     """The pods of one job."""
@@ -147,6 +161,8 @@ class _Turn:
         self.guests = sorted((one for one in seen.guests if not one.problem), key=lambda one: one.key)
         self.shares: dict[str, Share] = {}
         self.waiting: dict[str, WaitingJob] = {}
+        self.divisions: dict[str, Division] = {}
+        self.kept: set[str] = set()
         self.statuses: list[Action] = []
         self.resizes: list[Action] = []
         self.actions: list[Action] = []
@@ -159,6 +175,8 @@ class _Turn:
             self.shares.update({share.job: share for share in made.shares})
             self.waiting.update({one.job: one for one in made.waiting})
         free = {resource: self._free(resource) for resource in resources}
+        for resource in resources:
+            self._divide(resource, free[resource])
         for job in self.jobs:
             self._do(job, free)
         return (*self.statuses, *self.actions, *self.resizes)
@@ -244,14 +262,17 @@ class _Turn:
             )
             for node in self.seen.nodes if node.name in admitted
         ]  # fmt: skip
-        asks = [self._ask(job, spec, kinds) for job, spec in wanted]
+        gone = self._preempted(resource, others)
+        asks = [self._ask(job, spec, kinds, gone.get(job.uid, {})) for job, spec in wanted]
         asks += [self._ask_for_guest(guest, kinds) for guest in guests]
         # Two jobs of which each spans nodes slow each other down on one that they share, where the network is what they
         # wait for: those on GPUs. Jobs on processors would be kept small by nodes that each holds a few workers of.
         rules = PlanRules(may_span_together=resource == CPU)
         return plan(rooms, claims, asks, rules, self.now_s)
 
-    def _ask(self, job: SeenJob, spec: TrainingJobSpec, kinds: Mapping[frozenset[Placement], str]) -> JobAsk:
+    def _ask(
+        self, job: SeenJob, spec: TrainingJobSpec, kinds: Mapping[frozenset[Placement], str], gone: Mapping[str, int]
+    ) -> JobAsk:
         last, known = self._placed(job), JobMeasurements.of(job.status)
         curve = known.curve(spec)
         shape = curve or self._family_curve(job, spec) or pod_curve(spec.most, spec.unit)
@@ -261,16 +282,52 @@ class _Turn:
             least=spec.least * spec.unit, most=spec.most * spec.unit, unit=spec.unit,
             curves=tuple(replace(shape, kind=kind) for kind in on),
             left=known.left if curve is not None else None, asked_s=job.created_s, changed_s=last.since_s,
-            holds=self._holds(job, spec, last),
+            holds=self._holds(job, spec, last, gone), floor=self._floor(job, spec),
             change_s=_CHANGE_S if known.change_s is None else known.change_s, start_s=_START_S,
         )  # fmt: skip
 
-    def _holds(self, job: SeenJob, spec: TrainingJobSpec, last: Placed) -> tuple[HostSlots, ...]:
+    def _preempted(self, resource: str, others: Mapping[str, int]) -> dict[str, Counter[str]]:
+        """Workers that leave their nodes for others, which no plan has told to: their number, by job and node.
+
+        Where others come to a node, the planner would take their room from the job that has most to give. The scheduler
+        has taken it already, from the job whose workers leave.
+        """
+        over = {node: slots - self.nodes[node].room(resource) for node, slots in others.items() if node in self.nodes}
+        found: dict[str, Counter[str]] = {}
+        leaving: list[tuple[str, str, int, int]] = []
+        for job in self.jobs:
+            spec, last = job.spec, Placed.of(job.status)
+            if spec is None or spec.resource != resource or last is None:
+                continue
+            alive, all_there = Counter(pod.node for pod in self.pods[job.uid].alive), self.pods[job.uid].workers
+            going = Counter(pod.node for pod in all_there if pod.is_deleting and not pod.is_over)
+            for entry in last.workers:
+                if entry.host in over:
+                    over[entry.host] += entry.slots * spec.unit
+                    count = min(going[entry.host], entry.slots - alive[entry.host])
+                    leaving.append((job.uid, entry.host, count, spec.unit))
+        for uid, node, count, unit in leaving:
+            less = min(count, -(-over[node] // unit))
+            if less > 0:
+                found.setdefault(uid, Counter())[node] = less
+                over[node] -= less * unit
+        return found
+
+    def _floor(self, job: SeenJob, spec: TrainingJobSpec) -> tuple[HostSlots, ...]:
+        """Where the pods of its least are, which the scheduler leaves alone longer than its extras."""
+        count = Counter(pod.node for pod in self.pods[job.uid].alive if pod.tier == FLOOR)
+        return tuple(HostSlots(node, workers * spec.unit) for node, workers in sorted(count.items()))
+
+    def _holds(
+        self, job: SeenJob, spec: TrainingJobSpec, last: Placed, gone: Mapping[str, int]
+    ) -> tuple[HostSlots, ...]:
         """What the last plan gave it; of a node that takes no pods any more, as many slots as its workers there."""
         there = Counter(pod.node for pod in self.pods[job.uid].alive)
         closed = {node.name for node in self.seen.nodes if not node.is_open}
         count = {
-            entry.host: min(entry.slots, there[entry.host]) if entry.host in closed else entry.slots
+            entry.host: min(entry.slots, there[entry.host])
+            if entry.host in closed
+            else entry.slots - gone.get(entry.host, 0)
             for entry in last.workers
         }
         return tuple(HostSlots(node, workers * spec.unit) for node, workers in count.items() if workers)
@@ -346,16 +403,11 @@ class _Turn:
         pods, spec = self.pods[job.uid], job.spec
         launcher = pods.launcher
         share, waits = self.shares.get(job.key), self.waiting.get(job.key)
-        runs = RunCount.of(job.status)
-        if launcher is not None and launcher.phase == "Failed" and not job.is_over:
-            runs = runs.after(launcher, counts=launcher.exit_code != SAVED)
-        retries = 0 if spec is None else spec.retries
-        is_complete = job.is_true("Complete") or (launcher is not None and launcher.phase == "Succeeded")
-        has_failed = job.is_true("Failed") or runs.failures > retries
+        ended = self._ended(job)
         placed: tuple[HostSlots, ...] = ()
         if spec is None or self._missing_class(spec):
             placed = self._placed(job).workers
-        elif share is not None and not (is_complete or has_failed):
+        elif share is not None and not ended.is_over:
             placed = tuple(HostSlots(entry.host, entry.slots // spec.unit) for entry in share.hosts)
         found = (misplacement(job, pod, self.nodes.get(pod.node)) for pod in pods.alive)
         self._write(
@@ -367,9 +419,9 @@ class _Turn:
                 launcher=launcher,
                 why=share.why if share is not None else waits.why if waits is not None else "",
                 reason=waits.reason if waits is not None else None,
-                is_complete=is_complete,
-                has_failed=has_failed,
-                runs=runs,
+                is_complete=ended.is_complete,
+                has_failed=ended.has_failed,
+                runs=ended.runs,
                 has_workers=bool(pods.workers),
                 missing_class=self._missing_class(spec),
                 report=self.seen.reports.get(job.uid),
@@ -378,12 +430,39 @@ class _Turn:
         )
         if spec is None or self._missing_class(spec):
             return  # what runs goes on, as it was asked for when it could be read
-        if is_complete or has_failed:
+        if ended.is_over:
             self._leave(job, pods, keep_launcher=True)
         elif share is None:
             self._leave(job, pods, keep_launcher=False)
         else:
             self._run(job, spec, pods, share, free[spec.resource])
+
+    def _ended(self, job: SeenJob) -> _Ended:
+        launcher, runs = self.pods[job.uid].launcher, RunCount.of(job.status)
+        if launcher is not None and launcher.phase == "Failed" and not job.is_over:
+            runs = runs.after(launcher, counts=launcher.exit_code != SAVED)
+        retries = 0 if job.spec is None else job.spec.retries
+        is_complete = job.is_true("Complete") or (launcher is not None and launcher.phase == "Succeeded")
+        return _Ended(runs, is_complete, job.is_true("Failed") or runs.failures > retries)
+
+    def _divide(self, resource: str, free: Mapping[str, int]) -> None:
+        """Who stays and who leaves, of all jobs on a resource."""
+        coming = Counter(free)
+        for pod in self.seen.pods:
+            if pod.node in free and pod.is_deleting and not pod.is_over:
+                coming[pod.node] += pod.slots(resource)
+        found: dict[str, Division] = {}
+        for job in self.jobs:
+            spec, share, alive = job.spec, self.shares.get(job.key), self.pods[job.uid].alive
+            if spec is None or spec.resource != resource or self._missing_class(spec):
+                continue
+            if share is None or self._ended(job).is_over:
+                coming.update({node: count * spec.unit for node, count in Counter(pod.node for pod in alive).items()})
+            else:
+                wanted = {entry.host: entry.slots // spec.unit for entry in share.hosts}
+                found[job.uid] = divide(spec.unit, spec.least, alive, wanted, bool(job.queue))
+        self.divisions.update(found)
+        self.kept |= kept_until_replaced(list(found.values()), coming)
 
     def _missing_class(self, spec: TrainingJobSpec | None) -> str:
         """A PriorityClass that the job names and the cluster has not."""
@@ -413,20 +492,10 @@ class _Turn:
             self.actions.append(CreatePod(job, launcher, needs=(service_manifest(job),)))
         elif pods.launcher.phase == "Failed" and not pods.launcher.is_deleting:
             self.actions.append(DeletePod(job, pods.launcher, 0))
-        by_node: dict[str, list[SeenPod]] = {}
-        for pod in pods.alive:
-            by_node.setdefault(pod.node, []).append(pod)
-        wanted = {entry.host: entry.slots // spec.unit for entry in share.hosts}
-        staying: list[SeenPod] = []
-        leaving: list[SeenPod] = []
-        for node, there in sorted(by_node.items()):
-            keep = wanted.get(node, 0)
-            there.sort(key=_first_to_stay)
-            staying += there[:keep]
-            leaving += there[keep:]
+        division = self.divisions[job.uid]
+        staying, leaving = division.staying, division.leaving
         useless = useless_extras(job, spec.least, pods.alive, self.now_s)
-        kept = _kept_for_now(spec.least, staying, leaving)
-        self.actions += [DeletePod(job, pod) for pod in leaving if pod not in kept and pod not in useless]
+        self.actions += [DeletePod(job, pod) for pod in leaving if pod.uid not in self.kept and pod not in useless]
         self.actions += [DeletePod(job, pod) for pod in useless]
         failed = [pod for pod in pods.workers if pod.is_over and not pod.is_deleting]
         for pod in failed:
@@ -439,8 +508,8 @@ class _Turn:
         queued = QueuedWorkers(job, spec.least, pods.workers, staying, leaving, self.now_s)
         least_on = {entry.host: entry.slots for entry in share.floor}
         # Pods of the least where the plan has the least: there they stay, when the job gives the rest away.
-        for node, count in sorted(wanted.items(), key=lambda entry: (-least_on.get(entry[0], 0), entry[0])):
-            for _ in range(count - min(count, len(by_node.get(node, ())))):
+        for node, count in sorted(division.missing.items(), key=lambda entry: (-least_on.get(entry[0], 0), entry[0])):
+            for _ in range(count):
                 if free.get(node, 0) < spec.unit:
                     break
                 free[node] -= spec.unit
@@ -453,19 +522,6 @@ class _Turn:
                     continue
                 self.actions.append(CreatePod(job, worker_manifest(job, spec, number, node, tier, member.group)))
                 number += 1
-
-
-def _kept_for_now(least: int, staying: Sequence[SeenPod], leaving: Sequence[SeenPod]) -> list[SeenPod]:
-    """Workers that leave once those that are to stay run: without them the job would have less than its least."""
-    missing = least - sum(pod.phase == "Running" for pod in staying)
-    starting = sum(pod.phase != "Running" and pod.is_bound for pod in staying)
-    running = sorted((pod for pod in leaving if pod.phase == "Running"), key=_first_to_stay)
-    return running[: max(0, min(missing, starting))]
-
-
-def _first_to_stay(pod: SeenPod) -> tuple[bool, bool, float, str]:
-    """Who runs stays before who waits, the least before extras, the older before the newer."""
-    return pod.phase != "Running", pod.tier != FLOOR, pod.created_s, pod.name
 
 
 def _admitted(nodes: Iterable[SeenNode], resource: str, placements: set[Placement]) -> dict[str, frozenset[Placement]]:

@@ -66,7 +66,8 @@ class FloorPlanner:
         self.kinds = [allowed_kinds(ask, hosts) for ask in asks]
         self.all_kinds = tuple(sorted(hosts.usual))
         self.limits = {rule.queue: rule.limit for rule in rules.queues if rule.limit is not None}
-        self.maker = RoomMaker(Ledger(hosts, len(asks)), asks)
+        floors = [holdings(hosts, ask.floor, ask.unit) for ask in asks]
+        self.maker = RoomMaker(Ledger(hosts, len(asks), floors), asks)
         self.result = Floors()
         self._capacity: dict[tuple[str, int], int] = {}
 
@@ -84,7 +85,8 @@ class FloorPlanner:
                 held = self._on_one_kind(held, self.kinds[job])
             over = sum(held.values()) - ask.most
             if over > 0:
-                for host in sorted(held, key=lambda host: (held[host], host)):
+                floor = self.ledger.floors[job]
+                for host in sorted(held, key=lambda host: (held[host] <= floor.get(host, 0), held[host], host)):
                     less = min(held[host], -(-over // ask.unit) * ask.unit)
                     held[host] -= less
                     over -= less
@@ -135,16 +137,19 @@ class FloorPlanner:
         for only_extras in (True, False):
             while over > 0:
                 victims = [
-                    (self.asks[job].priority, -self.maker.slack(job), self.asks[job].job, job)
+                    (
+                        self.asks[job].priority, not self.ledger.beyond_floor(job, host), -self.maker.slack(job),
+                        self.asks[job].job, job,
+                    )
                     for job in self.ledger.by_host[host]
                     if not only_extras or self.maker.extra(job, host) > 0
-                ]
+                ]  # fmt: skip
                 if not victims:
                     break
                 job = min(victims)[-1]
                 unit = self.asks[job].unit
                 most = self.maker.extra(job, host) if only_extras else self.ledger.by_job[job][host]
-                less = min(most, -(-over // unit) * unit)
+                less = min(most, self.ledger.can_give(job, host), -(-over // unit) * unit)
                 self.maker.take_back(job, host, less, "others on its host")
                 over -= less
 
@@ -160,9 +165,9 @@ class FloorPlanner:
             if not givers:
                 return
             job = max(givers, key=lambda job: (self.maker.slack(job), -job))
-            host = min(self.ledger.by_job[job], key=lambda host: (self.ledger.by_job[job][host], host))
+            host = self.ledger.first_to_give(job)
             unit = self.asks[job].unit
-            less = min(self.maker.extra(job, host), -(-over // unit) * unit)
+            less = min(self.maker.extra(job, host), self.ledger.can_give(job, host), -(-over // unit) * unit)
             self.maker.take_back(job, host, less, taker)
             over -= less
 

@@ -172,7 +172,9 @@ class RoomMaker:
         found: dict[int, int] = {}
         taken: list[_Taking] = []
         left = need.slots
-        for host in self._order(room, need):
+        has_floors = any(self.ledger.floors[job] for job in slack)
+        beside = self._room_with_extras(kind, slack, beside_floors=True) if has_floors else room
+        for host in self._order(room, beside, need):
             given = self._given_on(host, min(left, need.whole(room[host])), slack)
             slots = min(left, need.whole(self.ledger.free[host] + sum(one.slots for one in given)))
             if slots:
@@ -187,40 +189,52 @@ class RoomMaker:
             self.take_back(one.job, one.host, one.slots, taker)
         return found
 
-    def _room_with_extras(self, kind: str, slack: dict[int, int]) -> dict[int, int]:
-        """Slots by host that are free, or that jobs could give there."""
+    def _room_with_extras(self, kind: str, slack: dict[int, int], beside_floors: bool = False) -> dict[int, int]:
+        """Slots by host that are free, or that jobs could give there; without those that they give away last."""
         room = {host: self.ledger.free[host] for host in self.ledger.emptiest_first(kind)}
         for job, most in slack.items():
             unit = self.asks[job].unit
-            for host, slots in self.ledger.by_job[job].items():
+            for host, held in self.ledger.by_job[job].items():
+                slots = self.ledger.beyond_floor(job, host) if beside_floors else held
                 if self.hosts.is_open[host] and self.hosts.kinds[host] == kind:
                     room[host] = room.get(host, 0) + min(slots, most) // unit * unit
         return room
 
-    def _order(self, room: dict[int, int], need: Need) -> list[int]:
-        """Hosts in which order slots are taken there: one that has enough, or those first that need give least."""
+    def _order(self, room: dict[int, int], beside: dict[int, int], need: Need) -> list[int]:
+        """Hosts in which order slots are taken there: one that has enough, or those first that need give least.
+
+        Args:
+            room: Slots that are free, or that jobs could give.
+            beside: The same without those that jobs give away last.
+            need: What they are for.
+        """
         free = self.ledger.free
         one = min(
             (host for host, slots in room.items() if slots >= need.slots),
-            key=lambda host: (max(0, need.slots - free[host]), room[host], host),
+            key=lambda host: (
+                max(0, need.slots - beside.get(host, 0)), max(0, need.slots - free[host]), room[host], host
+            ),
             default=None,
-        )
+        )  # fmt: skip
         if one is not None:
             return [one]
-        return sorted(room, key=lambda host: (-(free[host] // need.unit), -room[host], host))
+        return sorted(room, key=lambda host: (-(free[host] // need.unit), -beside.get(host, 0), -room[host], host))
 
     def _given_on(self, host: int, goal: int, slack: dict[int, int]) -> list[_Taking]:
         """What jobs give on a host until ``goal`` slots are free there; taken from ``slack``."""
         given: list[_Taking] = []
         there = self.ledger.free[host]
-        for job in sorted(
-            (job for job in self.ledger.by_host[host] if job in slack),
-            key=lambda job: (self.asks[job].priority, -slack[job], job),
-        ):
+        offers = [
+            (self.asks[job].priority, is_floor, -slack[job], job, slots)
+            for job, held in self.ledger.by_host[host].items() if job in slack
+            for beside in [self.ledger.beyond_floor(job, host)]
+            for is_floor, slots in ((False, beside), (True, held - beside))
+        ]  # fmt: skip
+        for _, _, _, job, slots in sorted(offers):
             if there >= goal:
                 break
             unit = self.asks[job].unit
-            can = min(self.ledger.by_job[job][host], slack[job]) // unit * unit
+            can = min(slots, slack[job]) // unit * unit
             less = min(can, -(-(goal - there) // unit) * unit)
             if less > 0:
                 given.append(_Taking(job, host, less))

@@ -70,23 +70,31 @@ class Placer:
         """Take slots from a job: whole hosts where it has least, then a part of one."""
         entries, unit = self.ledger.by_job[job], self.asks[job].unit
         if slots <= self._usual(job):
-            # One host alone, if one of them has enough.
-            enough = [host for host, own in entries.items() if own >= slots]
+            # One host alone, if one of them has enough and its least is on no other.
+            floor = [host for host in self.ledger.floors[job] if host in entries]
+            enough = [host for host, own in entries.items() if own >= slots and floor in ([], [host])]
             if enough:
                 kept = min(enough, key=lambda host: (entries[host], host))
                 for host in [host for host in entries if host != kept]:
                     self.ledger.release(job, host, entries[host])
         while self.ledger.held[job] > slots:
             over = self.ledger.held[job] - slots
-            host = min(entries, key=lambda host: (entries[host], host))
-            self.ledger.release(job, host, min(entries[host], over // unit * unit or unit))
+            host = self.ledger.first_to_give(job)
+            self.ledger.release(job, host, min(self.ledger.can_give(job, host), over // unit * unit or unit))
 
     def _gather(self, job: int) -> None:
         """Bring the slots of a small job together on one host, if one has room."""
         slots, kind = self.ledger.held[job], self._kind(job)
         held = self.ledger.release_all(job)
         own = [host for host in held if self.ledger.free[host] >= slots]
-        host = min(own) if own else None if self.may_span_together else self.ledger.fullest_with(kind, slots)
+        floor = self.ledger.floors[job]
+        host = (
+            min(own, key=lambda host: (-floor.get(host, 0), host))
+            if own
+            else None
+            if self.may_span_together
+            else self.ledger.fullest_with(kind, slots)
+        )
         if host is None:
             self.ledger.take_all(job, held)
         else:
@@ -110,7 +118,8 @@ class Placer:
         own = [host for host in held if free[host] >= slots]
         host: int | None
         if own:
-            host = min(own, key=lambda host: (-held[host], host))
+            floor = self.ledger.floors[job]
+            host = min(own, key=lambda host: (-floor.get(host, 0), -held[host], host))
         else:
             host = self.ledger.fullest_with(kind, slots)
             if host is None:

@@ -439,10 +439,10 @@ class _Planning:
         return len(given) == len(held) and all(held.get(numbers.get(one.host, -1)) == one.slots for one in given)
 
     def _floor(self, job: int) -> tuple[HostSlots, ...]:
-        """The slots of a job's least: on the hosts where it has most."""
-        held, left = self.ledger.by_job[job], self.asks[job].least
+        """The slots of a job's least: where it is already, then on the hosts where the job has most."""
+        held, floor, left = self.ledger.by_job[job], self.ledger.floors[job], self.asks[job].least
         found: dict[int, int] = {}
-        for host in sorted(held, key=lambda host: (-held[host], host)):
+        for host in sorted(held, key=lambda host: (-min(held[host], floor.get(host, 0)), -held[host], host)):
             if left > 0:
                 found[host] = min(left, held[host])
                 left -= found[host]

@@ -7,7 +7,7 @@ is counted by host. Hosts and jobs are numbered in the order of their names; the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from edl_hvd.errors import UsageError
@@ -59,10 +59,12 @@ class Ledger:
         by_host: Slots by job, for each host.
         held: Slots of each job.
         spanning: Number of jobs on each host that lie on other hosts, too.
+        floors: Slots by host that each job gives away last; this does not change while the plan is made.
     """
 
-    def __init__(self, hosts: HostTable, jobs: int) -> None:
+    def __init__(self, hosts: HostTable, jobs: int, floors: Sequence[Mapping[int, int]] = ()) -> None:
         self.hosts = hosts
+        self.floors = floors or [{}] * jobs
         self.free = [left if is_open else 0 for left, is_open in zip(hosts.left, hosts.is_open, strict=True)]
         self.by_job: list[dict[int, int]] = [{} for _ in range(jobs)]
         self.by_host: list[dict[int, int]] = [{} for _ in hosts.names]
@@ -73,12 +75,26 @@ class Ledger:
     def copy(self) -> Ledger:
         """An independent copy."""
         other = Ledger.__new__(Ledger)
-        other.hosts, other.free, other.held = self.hosts, self.free.copy(), self.held.copy()
+        other.hosts, other.floors = self.hosts, self.floors
+        other.free, other.held = self.free.copy(), self.held.copy()
         other.by_job = [entries.copy() for entries in self.by_job]
         other.by_host = [entries.copy() for entries in self.by_host]
         other.spanning = self.spanning.copy()
         other._heaps = {}
         return other
+
+    def beyond_floor(self, job: int, host: int) -> int:
+        """Slots of a job on a host beside those that it gives away last."""
+        return max(0, self.by_job[job][host] - self.floors[job].get(host, 0))
+
+    def first_to_give(self, job: int) -> int:
+        """The host on which a job gives slots first: where it has some beside its floor, and least."""
+        entries = self.by_job[job]
+        return min(entries, key=lambda host: (not self.beyond_floor(job, host), entries[host], host))
+
+    def can_give(self, job: int, host: int) -> int:
+        """Slots that a job gives on a host before others that it has: those beside its floor, or else all."""
+        return self.beyond_floor(job, host) or self.by_job[job][host]
 
     def take(self, job: int, host: int, slots: int) -> None:
         """Give slots of a host to a job; the caller has seen to it that they are free."""

@@ -148,6 +148,7 @@ class JobAsk:
         asked_s: Moment at which it first asked; a job that was preempted keeps it.
         changed_s: Moment at which its share last changed.
         holds: Slots that it holds, or is about to hold by the last plan.
+        floor: The part of ``holds`` that it gives away last, because its least runs there.
         change_s: Seconds without progress that another number of slots costs it, by its own measurements.
         start_s: Seconds without progress that its start costs. Where that is more than ``change_s``, workers on new
             slots start for that long while the others train on.
@@ -169,6 +170,7 @@ class JobAsk:
     asked_s: float = 0.0
     changed_s: float = -math.inf
     holds: tuple[HostSlots, ...] = ()
+    floor: tuple[HostSlots, ...] = ()
     change_s: float = 0.0
     start_s: float = 0.0
     seen: int = 0

@@ -195,8 +195,10 @@ class Cluster:
 
     def _launch(self, *command: object) -> None:
         name = Path(str(command[0])).name
+        # Garbage collections took an eighth of these programs' processor time; memory is there.
+        environment = {"GOGC": "400", **os.environ}
         with open(self.folder / f"{name}.log", "wb") as log:
-            self.processes.append(subprocess.Popen(list(map(str, command)), stdout=log, stderr=log))
+            self.processes.append(subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=environment))
 
     def stop(self) -> None:
         if hasattr(self, "api"):

@@ -66,6 +66,17 @@ def question_with_services(seed: int) -> Question:
     return replace(question, claims=tuple(claims))
 
 
+def question_with_floors(seed: int) -> Question:
+    """The same jobs, some of which give a part of what they hold away last."""
+    question, dice = random_question(seed), random.Random(seed)
+    asks = []
+    for ask in question.asks:
+        kept = [entry for entry in ask.holds if dice.random() < 0.4]
+        floor = tuple(HostSlots(entry.host, dice.randint(1, entry.slots)) for entry in kept)
+        asks.append(replace(ask, floor=floor if dice.random() < 0.8 else ()))
+    return replace(question, asks=tuple(asks))
+
+
 def _random_claim(dice: random.Random, name: str, rooms: Sequence[Room]) -> Claim:
     unit = dice.choice((1, 1, 2))
     holds = _random_holds(dice, rooms, unit) if dice.random() < 0.3 else ()
@@ -113,15 +124,24 @@ def _random_curve(dice: random.Random, kind: str) -> Curve:
     return Curve(sizes, tuple(100.0 * size**power * (1 + dice.uniform(-noise, noise)) for size in sizes), kind)
 
 
-def carried_out(question: Question, answer: Plan) -> Question:
-    """The question after the plan was carried out, at the same moment."""
+def carried_out(question: Question, answer: Plan, floors_move: bool = False) -> Question:
+    """The question after the plan was carried out, at the same moment.
+
+    Args:
+        question: The question.
+        answer: Its plan.
+        floors_move: Whether what jobs give away last is what the plan says, not what it was.
+    """
     hosts = {share.job: share.hosts for share in answer.shares}
+    floors = {share.job: share.floor for share in answer.shares}
     reserved = {one.claim: one.hosts for one in answer.reserved}
     asks = []
     for ask in question.asks:
         new = hosts.get(ask.job, ())
         has_changed = sorted(new) != sorted(ask.holds)
-        asks.append(replace(ask, holds=new, changed_s=question.now_s if has_changed else ask.changed_s))
+        changed_s = question.now_s if has_changed else ask.changed_s
+        floor = floors.get(ask.job, ()) if floors_move else ask.floor
+        asks.append(replace(ask, holds=new, floor=floor, changed_s=changed_s))
     claims = tuple(replace(claim, holds=reserved.get(claim.claim, ())) for claim in question.claims)
     return replace(question, asks=tuple(asks), claims=claims)
 

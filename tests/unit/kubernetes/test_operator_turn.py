@@ -13,7 +13,9 @@ from edl_hvd.errors import UsageError
 from edl_hvd.job_report import JobReport
 from edl_hvd.kubernetes.parsing import quantity, read_job, read_pod, requested
 from edl_hvd.kubernetes.snapshot import (
+    EXTRA,
     EXTRA_CLASS,
+    FLOOR,
     FLOOR_CLASS,
     LAUNCHER,
     NODE_ANNOTATION,
@@ -178,10 +180,130 @@ def test_a_worker_of_the_least_stays_until_the_one_that_replaces_it_runs() -> No
         return [action.pod.name for action in world.decide() if isinstance(action, DeletePod)]
 
     assert deleted() == [], "the job would have no worker"
-    world.pods[new.name] = replace(new, is_bound=False)
-    assert deleted() == [old.name], "one that has no place yet may need the room of the old one"
+    waiting = replace(new, is_bound=False)
+    world.pods[new.name] = waiting
+    assert deleted() == [], "the scheduler has not looked at it yet"
+    for held in (replace(waiting, unschedulable_s=world.now_s), replace(waiting, gates=("kueue.x-k8s.io/admission",))):
+        world.pods[new.name] = held
+        assert deleted() == [old.name], "one that has no place may need the room of the old one"
     world.pods[new.name] = replace(new, phase="Running")
     assert deleted() == [old.name]
+
+
+def test_workers_of_the_least_stay_while_their_successors_wait_for_room() -> None:
+    """The room of the successors is free, or of pods that leave; where it is the old workers' own, nobody waits."""
+    world = World({"a": 1, "b": 1, "c": 1}, item("one", 1, 1), item("two", 1, 1))
+    world.settle()
+    (one,), (two,) = world.workers("one"), world.workers("two")
+    [other] = {"a", "b", "c"} - {one.node, two.node}
+
+    def moved(**to: str) -> list[str]:
+        for job, node in to.items():
+            world.items[job]["status"]["placed"]["nodes"] = [{"node": node, "workers": 1}]
+        return [action.pod.name for action in world.decide() if isinstance(action, DeletePod)]
+
+    assert moved(one=other) == [], "its successor's node is free"
+    guest = SeenPod("n", "guest", "pod-9", other, True, "Running", True, requests={"cpu": 1000})
+    world.pods["guest"] = guest
+    assert moved(one=other) == [], "the pod there leaves"
+    del world.pods["guest"]
+    assert sorted(moved(one=two.node, two=one.node)) == [one.name, two.name], "each waits for the other's room"
+    assert moved(one=two.node, two=other) == [one.name], "two's successor has room at once"
+
+
+def test_the_scheduler_and_the_plan_take_a_worker_once() -> None:
+    """A service comes to a node of two jobs: the scheduler takes one's extra there, and the plan not the other's."""
+    world = World({"a": 2, "b": 2, "c": 2}, item("one", 1, 4), item("two", 1, 4))
+    world.settle()
+    least, mine = (pod for pod in world.workers("one") if pod.node == "a")
+    extra = next(pod for pod in world.workers("two") if pod.node == "b")
+    assert (least.tier, mine.tier, extra.tier) == (FLOOR, EXTRA, EXTRA)
+    world.pods[mine.name] = replace(mine, node="b")
+    world.items["one"]["status"]["placed"]["nodes"] = [{"node": "a", "workers": 1}, {"node": "b", "workers": 2}]
+    world.pods[extra.name] = replace(extra, node="a")
+    world.items["two"]["status"]["placed"]["nodes"] = [{"node": "a", "workers": 1}, {"node": "c", "workers": 2}]
+    assert world.decide() == ()
+    world.pods[extra.name] = replace(extra, node="a", is_deleting=True)
+    world.pods["web"] = SeenPod("web", "web", "web-1", requests={"cpu": 1000}, nominated="a")
+    deleted = [action.pod.name for action in world.decide() if isinstance(action, DeletePod)]
+    assert deleted == []
+
+
+class SlowWorld(World):
+    """Workers run three turns after they are created, and have gone three turns after they were told to leave."""
+
+    def __init__(self, nodes: dict[str, int], *items: dict[str, Any]) -> None:
+        super().__init__(nodes, *items)
+        self.left_s: dict[str, float] = {}
+
+    def turn(self) -> None:
+        for action in self.decide():
+            self.do(action)
+        for name, pod in list(self.pods.items()):
+            if pod.is_deleting and self.now_s >= self.left_s.setdefault(name, self.now_s) + 3:
+                del self.pods[name], self.left_s[name]
+            elif pod.role == WORKER and not pod.is_deleting:
+                is_slow = self.now_s < pod.created_s + 3
+                self.pods[name] = replace(pod, phase="Pending" if is_slow else "Running")
+        for name, pod in list(self.pods.items()):
+            if pod.nominated and self.free(pod.nominated) >= 0:
+                self.pods[name] = replace(pod, nominated="", node=pod.nominated, is_bound=True, phase="Running")
+
+    def free(self, node: str) -> int:
+        """Tenths of cores of a node that no pod has or waits for."""
+        there = [pod for pod in self.pods.values() if node in (pod.node, pod.nominated) and not pod.is_over]
+        [room] = [one.room("cpu") for one in self.nodes if one.name == node]
+        return room - sum(pod.slots("cpu") for pod in there)
+
+    def serve(self, name: str, choice: int) -> None:
+        """A service of one core comes: the scheduler binds it, or takes an extra for it, or lets it wait."""
+        service = SeenPod("web", name, name, requests={"cpu": 1000}, created_s=self.now_s)
+        roomy = [node.name for node in self.nodes if self.free(node.name) >= 10]
+        extras = sorted(name for name, pod in self.pods.items() if pod.tier == EXTRA and not pod.is_deleting)
+        if roomy:
+            self.pods[name] = replace(service, node=roomy[0], is_bound=True, phase="Running")
+        elif extras:
+            victim = self.pods[extras[choice % len(extras)]]
+            self.pods[victim.name] = replace(victim, is_deleting=True)
+            self.pods[name] = replace(service, nominated=victim.node)
+        else:
+            self.pods[name] = replace(service, unschedulable_s=self.now_s)
+
+    def running(self, job: str) -> int:
+        return sum(pod.phase == "Running" and not pod.is_deleting for pod in self.workers(job))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.lists(st.integers(2, 4), min_size=2, max_size=5),
+    st.lists(st.tuples(st.integers(1, 2), st.integers(0, 6)), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(1, 4), st.lists(st.integers(0, 20), max_size=4), st.integers(0, 2)), max_size=8),
+)
+def test_no_job_has_fewer_than_its_least_while_services_come_and_go(
+    cores: list[int], asked: list[tuple[int, int]], steps: list[tuple[int, list[int], int]]
+) -> None:
+    jobs = [item(f"j{number}", least, least + more) for number, (least, more) in enumerate(asked)]
+    world = SlowWorld({f"node-{number}": count for number, count in enumerate(cores)}, *jobs)
+    leasts = {f"j{number}": least for number, (least, _) in enumerate(asked)}
+    had: set[str] = set()
+
+    def play(turns: int) -> None:
+        for _ in range(turns):
+            world.turn()
+            world.check_rooms()
+            had.update(job for job, least in leasts.items() if world.running(job) >= least)
+            assert {job: world.running(job) for job in had if world.running(job) < leasts[job]} == {}
+
+    play(20)
+    services = 0
+    for turns, come, go in steps:
+        for choice in come:
+            services += 1
+            world.serve(f"web-{services}", choice)
+        for name in sorted(name for name in world.pods if name.startswith("web-"))[:go]:
+            del world.pods[name]
+        play(turns)
+    play(20)
 
 
 def test_a_launcher_that_failed_counts_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +13,7 @@ from random_clusters import (
     Question,
     broken_rules,
     carried_out,
+    question_with_floors,
     question_with_services,
     random_question,
     shuffled,
@@ -65,17 +66,26 @@ def test_examples(name: str) -> None:
 class TestRandomClusters:
     """More of them are played by ``benchmarks/planning.py``."""
 
-    @pytest.mark.parametrize("ask", [random_question, question_with_services])
+    @pytest.mark.parametrize("ask", [random_question, question_with_services, question_with_floors])
     def test_no_rule_is_broken(self, ask: Callable[[int], Question]) -> None:
         questions = {seed: ask(seed) for seed in SEEDS}
         broken = {seed: wrong for seed, q in questions.items() if (wrong := broken_rules(q, q.answer()))}
         assert broken == {}
 
-    @pytest.mark.parametrize("ask", [random_question, question_with_services])
+    @pytest.mark.parametrize("ask", [random_question, question_with_services, question_with_floors])
     def test_a_plan_that_is_carried_out_changes_nothing_more(self, ask: Callable[[int], Question]) -> None:
         questions = {seed: ask(seed) for seed in SEEDS}
         unstable = [seed for seed, q in questions.items() if carried_out(q, q.answer()).answer().changes]
         assert unstable == []
+
+    @pytest.mark.parametrize("seeds", [SEEDS, (12_823, 59_369, 61_027, 61_971)])
+    def test_it_settles_where_the_least_has_moved_with_the_plan(self, seeds: Sequence[int]) -> None:
+        """At the latest the second plan changes nothing; the last seeds are those of 24,000 that need it."""
+        changes = []
+        for question in map(question_with_floors, seeds):
+            moved = carried_out(question, question.answer(), floors_move=True)
+            changes.append(carried_out(moved, moved.answer(), floors_move=True).answer().changes)
+        assert set(changes) == {0}
 
     def test_the_order_of_the_input_changes_nothing(self) -> None:
         assert [seed for seed in SEEDS if shuffled(q := random_question(seed), seed).answer() != q.answer()] == []
@@ -209,6 +219,25 @@ class TestFloors:
         asks = [JobAsk("old", most=2, holds=holds("x:2")), JobAsk("new", most=8, curves=speedup(1.0, 8))]
         found = answer(closed, asks)
         assert {share.job: share.hosts for share in found.shares} == {"new": holds("y:4"), "old": holds("x:2")}
+
+    def test_a_job_gives_away_last_what_its_least_runs_on(self) -> None:
+        """A newcomer, a claim, others on the host, and a smaller number: each takes the other host's slots first."""
+        job = JobAsk("job", least=2, most=4, curves=speedup(0.9, 4), holds=holds("a:2", "b:2"))
+        claim = Claim("web", 2, 2)
+        for host in "ab":
+            ask = replace(job, floor=holds(f"{host}:2"))
+            there = rooms("a:2", "b:2")
+            for found in (
+                answer(there, [ask, JobAsk("new", least=2, most=2, unit=2)]),
+                answer(there, [ask], claim),
+                answer(there, [replace(ask, most=2)]),
+            ):
+                share = next(share for share in found.shares if share.job == "job")
+                assert (share.hosts, share.floor) == (holds(f"{host}:2"), holds(f"{host}:2"))
+        other = JobAsk("other", least=1, most=4, curves=speedup(0.9, 4), holds=holds("a:1", "c:1"))
+        mine = JobAsk("mine", least=1, most=4, curves=speedup(0.9, 4), holds=holds("a:1", "b:1"), floor=holds("a:1"))
+        full = [Room("a", 2, others=1), *rooms("b:1", "c:1")]
+        assert [share.hosts for share in answer(full, [mine, other]).shares] == [holds("a:1", "b:1"), holds("c:1")]
 
 
 class TestClaims:
