@@ -65,6 +65,48 @@ def moving_baseline(job: Job) -> None:
     train(state)
 
 
+def hidden_state_in_steps(job: Job) -> None:
+    """The same with a loop over steps, where it begins anew in each step."""
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Recurrent)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                hidden = (torch.zeros(1, 8), torch.zeros(1, 8))
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    hidden = hidden[0][-1:].detach(), hidden[1][-1:].detach()
+                    output, hidden = model(inputs, hidden)
+                    F.cross_entropy(output, target).backward()
+                optimizer.step()
+
+    train(state)
+
+
+def baseline_of_the_step(job: Job) -> None:
+    """A baseline that moves once per step, from what all workers have recorded."""
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        baseline = 0.0
+        for _ in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                total = 0.0
+                for inputs, target in step:
+                    reward = (target == 0).float()
+                    loss = (-(reward - baseline) * model(inputs).log_softmax(1)[:, 0]).mean()
+                    loss.backward()
+                    total = total + loss.item()
+                    step.record(reward=reward.mean())
+                baseline = 0.9 * baseline + 0.1 * step.mean("reward")
+                optimizer.step()
+
+    train(state)
+
+
 def nothing_in_the_loss(job: Job) -> None:
     """Sums, means that are shown, what is computed again when a size changes, and what moves with the step."""
     model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
@@ -99,18 +141,26 @@ def said(script, job: Job, size: int) -> set[str]:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize(("script", "name"), [(hidden_state, "hidden"), (moving_baseline, "baseline")])
-def test_what_goes_into_the_loss_is_named(script, name: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("script", "name", "loop"),
+    [
+        (hidden_state, "hidden", "state.batches()"),
+        (moving_baseline, "baseline", "state.batches()"),
+        (hidden_state_in_steps, "hidden", "the loop over a step"),
+    ],
+)
+def test_what_goes_into_the_loss_is_named(script, name: str, loop: str, size: int) -> None:
     [message] = said(script, Job(3, samples=80), size)
-    assert message.startswith(f"{name} goes from each body of state.batches() into the next one, and into the loss")
+    assert message.startswith(f"{name} goes from each body of {loop} into the next one, and into the loss")
     assert "4 times per optimizer step over all workers" in message
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_what_does_not_is_not_named(size: int) -> None:
-    assert said(nothing_in_the_loss, Job(3, samples=80), size) == set()
+@pytest.mark.parametrize("script", [nothing_in_the_loss, baseline_of_the_step])
+def test_what_does_not_is_not_named(script, size: int) -> None:
+    assert said(script, Job(3, samples=80), size) == set()
 
 
-@pytest.mark.parametrize("script", [hidden_state, moving_baseline])
+@pytest.mark.parametrize("script", [hidden_state, moving_baseline, hidden_state_in_steps])
 def test_where_a_step_is_one_micro_batch_nothing_is_said(script) -> None:
     assert said(script, Job(None, samples=80), 1) == set()

@@ -97,6 +97,27 @@ class NumbersWatch:
             )
 
 
+def carried_values(runtime: Runtime, loop: str, where: str = "") -> CarriedValues:
+    """What tells once of values that go from one micro-batch into the next.
+
+    Args:
+        runtime: Of the state.
+        loop: The loop over micro-batches.
+        where: What a loop over a step belongs to, where the script has none.
+    """
+
+    def warn(name: str) -> None:
+        runtime.warn_once(
+            "carried",
+            f"{name} goes from each body of {loop} into the next one, and into the loss, and the body runs "
+            f"once per micro-batch, {position.per_step} times per optimizer step over all workers, of which each "
+            "computes others, so what is learned depends on how many workers there are; change it once per step, "
+            f"behind the loop over a step {where}from step.mean(…) or edl_hvd.allreduce, and keep it in State",
+        )
+
+    return CarriedValues(warn)
+
+
 class BodyWatch:
     """Sees what the body of ``state.batches`` does once per micro-batch that ordinary code means once per step.
 
@@ -119,7 +140,7 @@ class BodyWatch:
         self._counters: dict[str, int] | None = None
         self._looks = self._LOOKS
         self._numbers = NumbersWatch(runtime)
-        self._carried = CarriedValues(self._warn_of_carried)
+        self._carried = carried_values(runtime, "state.batches()", "of `for step in state.steps(loader):`, ")
 
     def begin(self) -> None:
         """A body is about to run."""
@@ -163,16 +184,6 @@ class BodyWatch:
         self._has_other_states = self._has_other_states and not position.ends_step
         self._check_rates(is_first)
         self._look_for_counters(frame)
-
-    def _warn_of_carried(self, name: str) -> None:
-        self._runtime.warn_once(
-            "carried",
-            f"{name} goes from each body of state.batches() into the next one, and into the loss, and the body runs "
-            f"once per micro-batch, {position.per_step} times per optimizer step over all workers, of which each "
-            "computes others, so what is learned depends on how many workers there are; change it once per step, "
-            "behind the loop over a step of `for step in state.steps(loader):`, from step.mean(…) or "
-            "edl_hvd.allreduce, and keep it in State",
-        )
 
     def _check_steps(self) -> None:
         """Where the body steps in some batches only, it counts batches, of which there are as many as workers make."""

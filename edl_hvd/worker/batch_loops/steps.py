@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ from edl_hvd.data.sampler import GlobalStep
 from edl_hvd.errors import UsageError
 from edl_hvd.worker import process
 from edl_hvd.worker.batch_loops.batches import EpochLoop
-from edl_hvd.worker.batch_loops.body_watch import NumbersWatch, encoded, refuse_changes
+from edl_hvd.worker.batch_loops.body_watch import NumbersWatch, carried_values, encoded, refuse_changes
+from edl_hvd.worker.carried_values import CarriedValues
 from edl_hvd.worker.commits.epoch_top import StepTop
 from edl_hvd.worker.position import LeftLoop, LoopPlace, position
 from edl_hvd.worker.runtime import Runtime
@@ -27,6 +29,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
     loop.begin()
     loop.reduction.deferred = True
     watch, counters = NumbersWatch(runtime), loop.counters("step.number")
+    carried = carried_values(runtime, "the loop over a step")
     for global_step, items in loop.global_steps():
         loop.deal(global_step)
         position.place = LoopPlace.STEP
@@ -34,7 +37,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
         loop.seed_step(global_step, 0)
         runtime.schedules.allow_step()
         runtime.store.is_behind_step_top = False
-        step = Step(loop, runtime.store.step, global_step, items, watch)
+        step = Step(loop, runtime.store.step, global_step, items, watch, carried)
         try:
             yield step
         except GeneratorExit:
@@ -72,11 +75,13 @@ class Step:
     """
 
     def __init__(
-        self, loop: EpochLoop, number: int, global_step: GlobalStep, items: Iterator[Any], watch: NumbersWatch
-    ) -> None:
+        self, loop: EpochLoop, number: int, global_step: GlobalStep, items: Iterator[Any], watch: NumbersWatch,
+        carried: CarriedValues,
+    ) -> None:  # fmt: skip
         self.number = number
         self.samples = global_step.samples
-        self._epoch, self._step, self._items, self._watch = loop, global_step, items, watch
+        self._epoch, self._step, self._items = loop, global_step, items
+        self._watch, self._carried = watch, carried
         self._kept: list[Any] = []
         self._loops = 0
         self._is_over = False
@@ -190,6 +195,8 @@ class Step:
                 if position.place is LoopPlace.MICRO_BATCH and epoch.is_present:
                     position.place = LoopPlace.STEP
             process.refuse_broken_world()
+            if position.per_step > 1:
+                self._carried.look(sys._getframe(1), ends_step=False)
             self._watch.end()
             refuse_changes(attributes, encoded(epoch.runtime))
             epoch.buffers.end_pass()
