@@ -13,6 +13,7 @@ import re
 import sys
 import sysconfig
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,6 +41,27 @@ _ONLY_SHOWN = re.compile(
 _SMALL_ARRAY = 1024  # elements of an array of NumPy's whose values are compared; others by identity alone
 
 
+class _Identity:
+    """Which object a value was. It is not held, and another object may get its address once it has been freed."""
+
+    __slots__ = ("_address", "_reference")
+
+    def __init__(self, value: Any) -> None:
+        self._address = id(value)
+        try:
+            self._reference: weakref.ref[Any] | None = weakref.ref(value)
+        except TypeError:  # a list or a dictionary: the address is all there is
+            self._reference = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self._address == other._address and self._lives() and other._lives()
+
+    def _lives(self) -> bool:
+        return self._reference is None or self._reference() is not None
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True)
 class SeenValue:
     """The value of one variable when the loop began. Objects are not held: the script may want them freed.
@@ -57,11 +79,11 @@ class SeenValue:
         if isinstance(value, _PLAIN):
             return cls((type(value), value))
         if isinstance(value, torch.Tensor):
-            return cls((id(value), None if value.is_inference() else value._version))
+            return cls((_Identity(value), None if value.is_inference() else value._version))
         if isinstance(value, numpy.ndarray):
             is_compared = value.size <= _SMALL_ARRAY and not value.dtype.hasobject
-            return cls((id(value), value.tobytes() if is_compared else None))
-        return cls((id(value), len(value) if isinstance(value, (list, dict, set, deque)) else None))
+            return cls((_Identity(value), value.tobytes() if is_compared else None))
+        return cls((_Identity(value), len(value) if isinstance(value, (list, dict, set, deque)) else None))
 
     def has_changed(self, now: Any) -> bool:
         """Whether the variable has another value now, which is not a time of day."""

@@ -37,6 +37,8 @@ _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _CLOCKS = {"time", "monotonic", "perf_counter"}
 _ONLY_MEASURED = re.compile(r"Metric|Accuracy|Score|Precision|Recall|Confusion")  # modules, as those of torchmetrics
 _INDEX = {"LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_GLOBAL", "BUILD_TUPLE", "BUILD_SLICE", "LOAD_SMALL_INT"}
+_ORDERS = {"<", ">", "<=", ">="}
+_PARTS_OF_VALUE = {"LOAD_ATTR", "LOAD_METHOD", "BINARY_SUBSCR", "BINARY_OP_SUBSCR", "CALL"}
 _NOT_OF_SCRIPTS = ("torch.", "edl_hvd.", "builtins")
 _KEPT_BY_OTHERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
@@ -268,9 +270,11 @@ class ScriptObjects:
             now = _numbers_of(owner)
             if now.get(number.name) is not None and number.value.has_changed(now[number.name]):
                 is_moment = isinstance(now[number.name], float)
-                # What is None until it is needed, and is set in one place, is the same wherever it is computed.
-                most_sets = 1 if number.value == SeenValue.of(None) else 0
                 codes = list(self._codes_for(number.name, type(owner)))
+                # What is None until it is needed, and is set in one place, is the same wherever it is computed; but not
+                # what is the best of several values.
+                is_cache = number.value == SeenValue.of(None) and not _is_best(number.name, codes)
+                most_sets = 1 if is_cache else 0
                 is_average = not _is_of_tensors(_attributes_of(owner).get(number.name)) or _is_moved(number.name, codes)
                 if is_average and _is_counted_on(number.name, codes, is_moment, most_sets):
                     yield number.path
@@ -399,6 +403,27 @@ def _is_moved(name: str, codes: Iterable[_Code]) -> bool:
     """Whether code sets items of an attribute behind reading some, as an average does; a cache is set alone."""
     parts = [part for one in codes for part in parts_of(one.code) if part.co_name not in _MAKERS]
     return any(uses[0] == "read" and "set" in uses for part in parts for uses in _uses(part, name, 0).values())
+
+
+def _is_best(name: str, codes: Iterable[_Code]) -> bool:
+    """Whether code asks if an attribute, not its length or shape, is less or more than a value, and then sets it."""
+    for part in (part for one in codes for part in parts_of(one.code) if name in part.co_names):
+        term: list[dis.Instruction] = []
+        is_compared = False
+        for one in dis.get_instructions(part):
+            if is_compared and one.opname == "STORE_ATTR" and one.argval == name:
+                return True
+            if one.opname == "COMPARE_OP" and one.argval in _ORDERS:
+                is_value = [
+                    one.opname == "LOAD_ATTR" and one.argval == name and after.opname not in _PARTS_OF_VALUE
+                    for one, after in zip(term, [*term[1:], one], strict=True)
+                ]
+                is_compared |= any(is_value) and not any(one.opname.startswith("CALL") for one in term)
+            if one.opname.startswith(("STORE", "POP_", "JUMP", "RETURN", "COMPARE")):
+                term = []
+            elif one.opname not in ("CACHE", "EXTENDED_ARG", "RESUME"):
+                term.append(one)
+    return False
 
 
 def _uses(code: CodeType, name: str, place: int) -> dict[Any, list[str]]:

@@ -141,18 +141,45 @@ class Stopper:
         return self.best_score > 10.0 * self.size
 
 
-def none_at_first(job: Job) -> None:
+class Patience:
+    """The best loss is None at first, and is set in one place; so are masks that fit the shape of the last inputs."""
+
+    def __init__(self) -> None:
+        self.patience, self.counter = 3, 0
+        self.best: float | None = None
+        self.mask: torch.Tensor | None = None
+        self.weights: torch.Tensor | None = None
+
+    def __call__(self, loss: float) -> bool:
+        size = 3 + int(loss * 1e6) % 2
+        if self.mask is None or len(self.mask) < size:
+            self.mask = torch.ones(size)
+        if self.weights is None or self.weights.shape[0] < size:
+            self.weights = self.mask / size
+        loss *= float(self.mask.sum() * self.weights.sum()) / size
+        if self.best is None or loss < self.best - 1e-3:
+            self.best, self.counter = loss, 0
+        else:
+            self.counter += 1
+        return self.counter >= 100 * self.patience
+
+
+def none_at_first(job: Job, stopper_kind: type = Stopper) -> None:
     model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
 
     @edl_hvd.elastic
     def train(state):
-        stopper = Stopper()
+        stopper = stopper_kind()
         for _ in state.epochs(job.epochs):
             for step in state.steps(loader):
                 if stopper(train_step(step, model, optimizer)):
                     break
 
     train(state)
+
+
+def set_in_one_place(job: Job) -> None:
+    none_at_first(job, Patience)
 
 
 def set_at_the_top_of_the_function(job: Job) -> None:
@@ -336,6 +363,7 @@ def nothing_that_counts(job: Job) -> None:
         (in_other_objects, "criterion.inputs.count, criterion.inputs.least, criterion.inputs.mean, criterion.running"),
         (set_at_the_top_of_the_function, "stopping.best"),
         (none_at_first, "stopper.best_score"),
+        (set_in_one_place, "stopper.best"),
         (on_parsed_arguments, "args.beta"),
         (in_an_average, "ema.shadow"),
         (in_a_callback, "trainer.callbacks[0].steps"),
