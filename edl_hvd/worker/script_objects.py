@@ -17,7 +17,7 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -37,6 +37,7 @@ _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _CLOCKS = {"time", "monotonic", "perf_counter"}
 _ONLY_MEASURED = re.compile(r"Metric|Accuracy|Score|Precision|Recall|Confusion")  # modules, as those of torchmetrics
 _INDEX = {"LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_GLOBAL", "BUILD_TUPLE", "BUILD_SLICE", "LOAD_SMALL_INT"}
+_NO_USES = {"CACHE", "EXTENDED_ARG", "RESUME", "PRECALL", "PUSH_NULL"}
 _ORDERS = {"<", ">", "<=", ">="}
 _PARTS_OF_VALUE = {"LOAD_ATTR", "LOAD_METHOD", "BINARY_SUBSCR", "BINARY_OP_SUBSCR", "CALL"}
 _NOT_OF_SCRIPTS = ("torch.", "edl_hvd.", "builtins")
@@ -271,6 +272,10 @@ class ScriptObjects:
             if now.get(number.name) is not None and number.value.has_changed(now[number.name]):
                 is_moment = isinstance(now[number.name], float)
                 codes = list(self._codes_for(number.name, type(owner)))
+                if isinstance(now[number.name], (list, deque)):
+                    if _is_collected(number.name, codes):
+                        yield number.path
+                    continue
                 # What is None until it is needed, and is set in one place, is the same wherever it is computed; but not
                 # what is the best of several values.
                 is_cache = number.value == SeenValue.of(None) and not _is_best(number.name, codes)
@@ -328,20 +333,24 @@ def _counts_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 def _numbers_of(value: Any) -> dict[str, Any]:
     """Return the numbers, tensors and arrays that are attributes of an object, or of its class of the script.
 
-    With those that are ``None``, and may be numbers later.
+    With lists of numbers, and those that are ``None`` or empty, and may be or hold numbers later.
     """
     found: dict[str, Any] = {}
     for kind in reversed(type(value).__mro__):
         if is_of_script(kind):
             found.update(vars(kind))
     found.update(_attributes_of(value))
-    numbers = {name: one for name, one in found.items() if one is None or _is_number(one)}
+    numbers = {name: one for name, one in found.items() if one is None or _is_number(one) or _is_of_numbers(one)}
     return numbers | {name: one[next(iter(one))] for name, one in found.items() if _is_of_tensors(one)}
 
 
 def _is_of_tensors(value: Any) -> bool:
     """Whether a value is a dictionary of tensors, such as an average of weights by name; one of them stands for all."""
     return type(value) is dict and bool(value) and all(isinstance(one, torch.Tensor) for one in value.values())
+
+
+def _is_of_numbers(value: Any) -> bool:
+    return type(value) in (list, deque) and all(type(one) in (int, float) for one in islice(value, _MOST_PARTS))
 
 
 def _numbers_in(module: torch.nn.Module) -> dict[str, Any]:
@@ -408,22 +417,41 @@ def _is_moved(name: str, codes: Iterable[_Code]) -> bool:
 def _is_best(name: str, codes: Iterable[_Code]) -> bool:
     """Whether code asks if an attribute, not its length or shape, is less or more than a value, and then sets it."""
     for part in (part for one in codes for part in parts_of(one.code) if name in part.co_names):
-        term: list[dis.Instruction] = []
-        is_compared = False
-        for one in dis.get_instructions(part):
-            if is_compared and one.opname == "STORE_ATTR" and one.argval == name:
+        sets = [one.offset for one in dis.get_instructions(part) if one.opname == "STORE_ATTR" and one.argval == name]
+        for term in _compared_terms(part):
+            is_value = [
+                one.opname == "LOAD_ATTR" and one.argval == name and after.opname not in _PARTS_OF_VALUE
+                for one, after in pairwise(term)
+            ]
+            is_called = any(one.opname.startswith("CALL") for one in term)
+            if any(is_value) and not is_called and sets and sets[-1] > term[-1].offset:
                 return True
-            if one.opname == "COMPARE_OP" and one.argval in _ORDERS:
-                is_value = [
-                    one.opname == "LOAD_ATTR" and one.argval == name and after.opname not in _PARTS_OF_VALUE
-                    for one, after in zip(term, [*term[1:], one], strict=True)
-                ]
-                is_compared |= any(is_value) and not any(one.opname.startswith("CALL") for one in term)
-            if one.opname.startswith(("STORE", "POP_", "JUMP", "RETURN", "COMPARE")):
-                term = []
-            elif one.opname not in ("CACHE", "EXTENDED_ARG", "RESUME"):
-                term.append(one)
     return False
+
+
+def _is_collected(name: str, codes: Iterable[_Code]) -> bool:
+    """Whether code appends to an attribute, and asks whether one of its values is less or more than another value."""
+    is_appended = is_compared = False
+    for part in (part for one in codes for part in parts_of(one.code) if name in part.co_names):
+        found = [one for one in dis.get_instructions(part) if one.opname not in _NO_USES]
+        for one, after in pairwise(found):
+            is_appended |= one.opname == "LOAD_ATTR" and one.argval == name and after.argval == "append"
+        for term in _compared_terms(part):
+            names = {one.argval for one in term if one.opname.startswith("LOAD") and isinstance(one.argval, str)}
+            is_compared |= name in names and "len" not in names
+    return is_appended and is_compared
+
+
+def _compared_terms(code: CodeType) -> Iterator[list[dis.Instruction]]:
+    """Yield what is loaded and computed for each ``<``, ``>``, ``<=`` and ``>=``, which is the last of them."""
+    term: list[dis.Instruction] = []
+    for one in dis.get_instructions(code):
+        if one.opname == "COMPARE_OP" and one.argval in _ORDERS:
+            yield [*term, one]
+        if one.opname.startswith(("STORE", "POP_", "JUMP", "RETURN", "COMPARE")):
+            term = []
+        elif one.opname not in _NO_USES:
+            term.append(one)
 
 
 def _uses(code: CodeType, name: str, place: int) -> dict[Any, list[str]]:

@@ -182,6 +182,29 @@ def set_in_one_place(job: Job) -> None:
     none_at_first(job, Patience)
 
 
+class Window:
+    """A list of the last losses, and one that is shown; values that are asked for by their number alone."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.shown: list[float] = []
+        self.warmed: list[float] = []
+
+    def __call__(self, loss: float) -> bool:
+        self.losses.append(loss)
+        self.shown.append(loss)
+        if len(self.warmed) < 2:
+            self.warmed.append(1.0)
+        return len(self.losses) > 3 and min(self.losses[-3:]) > 100 + min(self.losses)
+
+    def show(self) -> float:
+        return sum(self.shown) / len(self.shown) + sum(self.warmed)
+
+
+def in_a_list(job: Job) -> None:
+    none_at_first(job, Window)
+
+
 def set_at_the_top_of_the_function(job: Job) -> None:
     model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
     stopping = EarlyStopping()
@@ -364,6 +387,7 @@ def nothing_that_counts(job: Job) -> None:
         (set_at_the_top_of_the_function, "stopping.best"),
         (none_at_first, "stopper.best_score"),
         (set_in_one_place, "stopper.best"),
+        (in_a_list, "stopper.losses"),
         (on_parsed_arguments, "args.beta"),
         (in_an_average, "ema.shadow"),
         (in_a_callback, "trainer.callbacks[0].steps"),
