@@ -383,7 +383,7 @@ def play(
 
 def completions(found: list[float]) -> tuple[object, object]:
     """Mean and largest time from the submission to the end; empty where jobs have none."""
-    return (round(statistics.mean(found), 1), max(found)) if found else ("", "")
+    return (round(statistics.mean(found), 1), round(max(found), 1)) if found else ("", "")
 
 
 def write(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:

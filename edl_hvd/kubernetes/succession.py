@@ -15,7 +15,7 @@ from edl_hvd.kubernetes.snapshot import FLOOR, SeenPod
 
 
 @dataclass(frozen=True)
-class Division:
+class WorkerSplit:
     """The workers of a job beside what a plan gives it.
 
     Attributes:
@@ -43,9 +43,9 @@ class Division:
         return {node: more for node, count in self.wanted.items() if (more := count - there.count(node)) > 0}
 
 
-def divide(
+def split_workers(
     unit: int, least: int, alive: Iterable[SeenPod], wanted: Mapping[str, int], is_queued: bool = False
-) -> Division:
+) -> WorkerSplit:
     """The workers of a job that stay, and those that leave.
 
     Args:
@@ -67,27 +67,27 @@ def divide(
     short = max(0, least - sum(pod.phase == "Running" for pod in staying))
     running = sorted((pod for pod in leaving if pod.phase == "Running"), key=_first_to_stay)
     starting = sum(pod.phase != "Running" and pod.unschedulable_s is None and not pod.gates for pod in staying)
-    return Division(unit, wanted, tuple(staying), tuple(leaving), tuple(running[:short]), starting, is_queued)
+    return WorkerSplit(unit, wanted, tuple(staying), tuple(leaving), tuple(running[:short]), starting, is_queued)
 
 
-def kept_until_replaced(divisions: Sequence[Division], coming: Mapping[str, int]) -> frozenset[str]:
+def kept_until_replaced(splits: Sequence[WorkerSplit], coming: Mapping[str, int]) -> frozenset[str]:
     """UIDs of the workers that leave only when others run in their place.
 
     Args:
-        divisions: Those of all jobs on one resource, in a fixed order.
+        splits: Those of all jobs on one resource, in a fixed order.
         coming: Slots by node that are free, or will be when the pods have gone that leave already.
     """
     left = dict(coming)
-    for one in divisions:
+    for one in splits:
         for pod in one.leaving:
             if pod not in one.needed:
                 left[pod.node] = left.get(pod.node, 0) + one.unit
-    for one in divisions:
+    for one in splits:
         if not one.needed:
             for node, count in one.missing.items():
                 left[node] = left.get(node, 0) - count * one.unit
     kept: set[str] = set()
-    for one in divisions:
+    for one in splits:
         if one.needed:
             successors = one.starting
             for node, count in one.missing.items() if not one.is_queued else ():

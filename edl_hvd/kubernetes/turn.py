@@ -32,7 +32,7 @@ from edl_hvd.kubernetes.snapshot import (
     TrainingJobSpec,
 )
 from edl_hvd.kubernetes.status import JobMeasurements, JobState, Placed, RunCount, status_of, timings_of
-from edl_hvd.kubernetes.succession import Division, divide, kept_until_replaced
+from edl_hvd.kubernetes.succession import WorkerSplit, kept_until_replaced, split_workers
 from edl_hvd.planning.family import FamilyMember, first_curve, shared_timings
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob
@@ -161,7 +161,7 @@ class _Turn:
         self.guests = sorted((one for one in seen.guests if not one.problem), key=lambda one: one.key)
         self.shares: dict[str, Share] = {}
         self.waiting: dict[str, WaitingJob] = {}
-        self.divisions: dict[str, Division] = {}
+        self.splits: dict[str, WorkerSplit] = {}
         self.kept: set[str] = set()
         self.statuses: list[Action] = []
         self.resizes: list[Action] = []
@@ -176,7 +176,7 @@ class _Turn:
             self.waiting.update({one.job: one for one in made.waiting})
         free = {resource: self._free(resource) for resource in resources}
         for resource in resources:
-            self._divide(resource, free[resource])
+            self._split(resource, free[resource])
         for job in self.jobs:
             self._do(job, free)
         return (*self.statuses, *self.actions, *self.resizes)
@@ -445,13 +445,13 @@ class _Turn:
         is_complete = job.is_true("Complete") or (launcher is not None and launcher.phase == "Succeeded")
         return _Ended(runs, is_complete, job.is_true("Failed") or runs.failures > retries)
 
-    def _divide(self, resource: str, free: Mapping[str, int]) -> None:
+    def _split(self, resource: str, free: Mapping[str, int]) -> None:
         """Who stays and who leaves, of all jobs on a resource."""
         coming = Counter(free)
         for pod in self.seen.pods:
             if pod.node in free and pod.is_deleting and not pod.is_over:
                 coming[pod.node] += pod.slots(resource)
-        found: dict[str, Division] = {}
+        found: dict[str, WorkerSplit] = {}
         for job in self.jobs:
             spec, share, alive = job.spec, self.shares.get(job.key), self.pods[job.uid].alive
             if spec is None or spec.resource != resource or self._missing_class(spec):
@@ -460,8 +460,8 @@ class _Turn:
                 coming.update({node: count * spec.unit for node, count in Counter(pod.node for pod in alive).items()})
             else:
                 wanted = {entry.host: entry.slots // spec.unit for entry in share.hosts}
-                found[job.uid] = divide(spec.unit, spec.least, alive, wanted, bool(job.queue))
-        self.divisions.update(found)
+                found[job.uid] = split_workers(spec.unit, spec.least, alive, wanted, bool(job.queue))
+        self.splits.update(found)
         self.kept |= kept_until_replaced(list(found.values()), coming)
 
     def _missing_class(self, spec: TrainingJobSpec | None) -> str:
@@ -492,8 +492,8 @@ class _Turn:
             self.actions.append(CreatePod(job, launcher, needs=(service_manifest(job),)))
         elif pods.launcher.phase == "Failed" and not pods.launcher.is_deleting:
             self.actions.append(DeletePod(job, pods.launcher, 0))
-        division = self.divisions[job.uid]
-        staying, leaving = division.staying, division.leaving
+        split = self.splits[job.uid]
+        staying, leaving = split.staying, split.leaving
         useless = useless_extras(job, spec.least, pods.alive, self.now_s)
         self.actions += [DeletePod(job, pod) for pod in leaving if pod.uid not in self.kept and pod not in useless]
         self.actions += [DeletePod(job, pod) for pod in useless]
@@ -508,7 +508,7 @@ class _Turn:
         queued = QueuedWorkers(job, spec.least, pods.workers, staying, leaving, self.now_s)
         least_on = {entry.host: entry.slots for entry in share.floor}
         # Pods of the least where the plan has the least: there they stay, when the job gives the rest away.
-        for node, count in sorted(division.missing.items(), key=lambda entry: (-least_on.get(entry[0], 0), entry[0])):
+        for node, count in sorted(split.missing.items(), key=lambda entry: (-least_on.get(entry[0], 0), entry[0])):
             for _ in range(count):
                 if free.get(node, 0) < spec.unit:
                     break
