@@ -7,9 +7,8 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue.steps import make_model
-from catalogue.structure import momentum_sgd, prepare
 from idioms import Job
+from script_parts import make_model, momentum_sgd, prepare
 from simulation import Simulation
 from torch import nn
 

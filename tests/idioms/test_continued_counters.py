@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch.nn.functional as F
 from catalogue.kept import Tempered
-from catalogue.structure import momentum_sgd, prepare
 from idioms import GLOBAL_BATCH, Job
+from script_parts import momentum_sgd, prepare
 from simulation import Fault, Simulation
 from torch.utils.data import DataLoader, Dataset
 

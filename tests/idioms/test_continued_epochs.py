@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from catalogue import tops
 from catalogue.kept import Tempered
-from catalogue.structure import momentum_sgd, prepare
 from idioms import Idiom, Job, differences
+from script_parts import momentum_sgd, prepare
 from simulation import Fault, Simulation
 from waiting import until
 

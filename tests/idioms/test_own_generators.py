@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from catalogue.kept import Tempered
-from catalogue.structure import momentum_sgd, prepare
 from idioms import Job
+from script_parts import momentum_sgd, prepare
 from simulation import Simulation
 from torch.utils.data import DataLoader, Dataset
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from catalogue.kept import Tempered
-from catalogue.structure import momentum_sgd, prepare
 from idioms import CLASSES, FEATURES, Job
+from script_parts import momentum_sgd, prepare
 from simulation import Fault, Simulation
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

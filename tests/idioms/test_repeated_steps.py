@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from catalogue.kept import Tempered
-from catalogue.structure import momentum_sgd, prepare
 from idioms import Job, differences
+from script_parts import momentum_sgd, prepare
 from simulation import Fault, Simulation
 
 import edl_hvd

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue.steps import make_model
 from idioms import Job, differences
+from script_parts import make_model
 from simulation import Fault, Simulation
 from torch.utils.data import DataLoader
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue.structure import make_model, momentum_sgd
 from idioms import Job, differences
+from script_parts import make_model, momentum_sgd
 from simulation import Fault, Simulation
 from torch.utils.data import DataLoader
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from catalogue.buffers import Centred
 from catalogue.networks import make_act_normed, trained_ours
-from catalogue.steps import make_model
 from idioms import Job
+from script_parts import make_model
 from simulation import Simulation
 from torch import nn
 from torch.nn.utils import prune

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from catalogue.losses import focal_losses, hard_samples_ours, ignored_labels_ours, rarely_positive
-from catalogue.steps import make_model
 from idioms import Job
+from script_parts import make_model
 from simulation import Fault, Simulation
 from torch.utils.data import DataLoader
 

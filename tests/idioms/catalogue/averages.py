@@ -7,13 +7,13 @@ import copy
 import torch
 import torch.nn.functional as F
 from idioms import CLASSES, FEATURES, Idiom, Job
+from script_parts import make_model
 from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import DataLoader
 
 import edl_hvd
 from catalogue.schedules import validation_set
-from catalogue.steps import make_model
 
 
 def ema_by_hand_plain(job: Job):

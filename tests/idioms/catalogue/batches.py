@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from idioms import CLASSES, FEATURES, GLOBAL_BATCH, Idiom, Job
+from script_parts import make_model
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import edl_hvd
 from catalogue.schedules import validation_set
-from catalogue.steps import make_model
 
 
 def accumulation_plain(job: Job):

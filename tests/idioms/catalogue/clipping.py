@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from idioms import Idiom, Job
+from script_parts import make_model
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader
 
 import edl_hvd
-from catalogue.steps import make_model
 
 
 def clip_norm_flat_plain(job: Job):

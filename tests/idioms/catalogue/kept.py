@@ -9,10 +9,10 @@ import numpy
 import torch
 import torch.nn.functional as F
 from idioms import CLASSES, FEATURES, GLOBAL_BATCH, Idiom, Job
+from script_parts import momentum_sgd, prepare
 from torch import nn
 
 import edl_hvd
-from catalogue.structure import momentum_sgd, prepare
 from edl_hvd.data.randomness import seed_everything
 
 _EPOCH_LEVEL, _LOOP_ENDS = -1, -2

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from idioms import CLASSES, SAMPLES, Idiom, Job
+from script_parts import make_model, momentum_sgd, prepare
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import edl_hvd
-from catalogue.steps import make_model
-from catalogue.structure import momentum_sgd, prepare
 
 WORDS = 9
 PADDING = 0

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from idioms import Idiom, Job
+from script_parts import make_model
 from torch import nn
 from torch.utils.data import DataLoader
 
 import edl_hvd
-from catalogue.steps import make_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from lamb import LAMB

@@ -8,11 +8,11 @@ import math
 import torch
 import torch.nn.functional as F
 from idioms import CLASSES, FEATURES, Idiom, Job
+from script_parts import make_model
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 import edl_hvd
-from catalogue.steps import make_model
 
 
 def validation_set():

@@ -7,10 +7,10 @@ import copy
 import torch
 import torch.nn.functional as F
 from idioms import FEATURES, GLOBAL_BATCH, SAMPLES, Idiom, Job
+from script_parts import make_model
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import edl_hvd
-from catalogue.steps import make_model
 
 FOLDS = 2
 FOLD_EPOCHS = 2

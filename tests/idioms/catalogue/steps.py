@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from idioms import CLASSES, FEATURES, Idiom, Job
-from torch import nn
+from idioms import Idiom, Job
+from script_parts import make_model
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 import edl_hvd
-
-
-def make_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
 def classifier_plain(job: Job):

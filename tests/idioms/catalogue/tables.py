@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from idioms import CLASSES, Idiom, Job
+from script_parts import momentum_sgd, prepare
 from torch.utils.data import DataLoader, TensorDataset
 
 import edl_hvd
 from catalogue.kept import Tempered
 from catalogue.schedules import validation_set
-from catalogue.structure import momentum_sgd, prepare
 from edl_hvd.metrics import Metric
 from edl_hvd.metrics.tally import Layout, Tally
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from idioms import CLASSES, FEATURES, Idiom, Job
+from script_parts import momentum_sgd, prepare
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import edl_hvd
 from catalogue.kept import Tempered
-from catalogue.structure import momentum_sgd, prepare
 
 
 def cut_at_top_plain(job: Job):
