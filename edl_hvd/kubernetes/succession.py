@@ -42,6 +42,16 @@ class WorkerSplit:
         there = [pod.node for pod in (*self.staying, *self.leaving)]
         return {node: more for node, count in self.wanted.items() if (more := count - there.count(node)) > 0}
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all workers are where the plan has them, and run."""
+        return not (self.leaving or self.missing) and all(pod.phase == "Running" for pod in self.staying)
+
+    def spare(self, least: int) -> list[SeenPod]:
+        """The newest extra of those that stay, if the job has its minimum without it."""
+        extras = [pod for pod in self.staying if pod.tier != FLOOR]
+        return sorted(extras, key=lambda pod: (-pod.created_s, pod.name))[: int(len(self.staying) > least)]
+
 
 def split_workers(
     unit: int, least: int, alive: Iterable[SeenPod], wanted: Mapping[str, int], is_queued: bool = False

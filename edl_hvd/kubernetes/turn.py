@@ -504,6 +504,14 @@ class _Turn:
         if len(failed) >= _MOST_FAILED:
             return
         floors = sum(pod.tier == FLOOR for pod in staying)
+        if (
+            floors < spec.least
+            and not job.queue
+            and split.is_settled
+            and not any(pod.is_deleting for pod in pods.workers)
+        ):
+            # One of the minimum takes its place: the scheduler could preempt all that runs.
+            self.actions += [DeletePod(job, pod) for pod in split.spare(spec.least)]
         number = 0
         queued = QueuedWorkers(job, spec.least, pods.workers, staying, leaving, self.now_s)
         least_on = {entry.host: entry.slots for entry in share.floor}

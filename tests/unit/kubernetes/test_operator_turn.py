@@ -211,6 +211,22 @@ def test_workers_of_the_least_stay_while_their_successors_wait_for_room() -> Non
     assert moved(one=two.node, two=other) == [one.name], "two's successor has room at once"
 
 
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_job_of_extras_alone_gets_workers_of_its_minimum_again(least: int) -> None:
+    """One extra after the other is replaced, once the node with the minimum has gone."""
+    world = SlowWorld({"a": 1, "b": 1, "c": 1, "d": 1}, item("one", least, 4))
+    for _ in range(20):
+        world.turn()
+    lost = next(pod for pod in world.workers("one") if pod.tier == FLOOR)
+    world.nodes = tuple(node for node in world.nodes if node.name != lost.node)
+    del world.pods[lost.name]
+    for _ in range(40):
+        world.turn()
+        assert world.running("one") >= least
+    assert sum(pod.tier == FLOOR for pod in world.workers("one")) == least
+    assert (len(world.workers("one")), world.decide()) == (3, ())
+
+
 def test_the_scheduler_and_the_plan_take_a_worker_once() -> None:
     """A service comes to a node of two jobs: the scheduler takes one's extra there, and the plan not the other's."""
     world = World({"a": 2, "b": 2, "c": 2}, item("one", 1, 4), item("two", 1, 4))
