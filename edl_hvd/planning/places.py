@@ -88,13 +88,9 @@ class Placer:
         held = self.ledger.release_all(job)
         own = [host for host in held if self.ledger.free[host] >= slots]
         floor = self.ledger.floors[job]
-        host = (
-            min(own, key=lambda host: (-floor.get(host, 0), host))
-            if own
-            else None
-            if self.may_span_together
-            else self.ledger.fullest_with(kind, slots)
-        )
+        host = min(own, key=lambda host: (-floor.get(host, 0), host), default=None)
+        if host is None and not self.may_span_together:
+            host = self.ledger.fullest_with(kind, slots)
         if host is None:
             self.ledger.take_all(job, held)
         else:
