@@ -9,7 +9,7 @@ settings of its README. The planner gets what ``sia`` gets: the goodput that a j
 for a kind on which the job has not run is that of another one times the ratio of their speeds with one GPU; no job may
 have more than twice the GPUs that it has had. ``ranked`` is told the rest of the work besides.
 
-It runs with the artifact's packages: "numpy<2" "pandas<2" "scipy<1.12" autograd cvxpy cvxopt ecos psutil.
+It runs with the artifact's packages: "numpy<2" "pandas<2" "scipy<1.12" autograd cvxpy cylp ecos psutil rich.
 Each play appends its row to OUT/kinds.csv; what is there already is not played again.
 """
 
@@ -21,6 +21,7 @@ import csv
 import os
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,7 +152,9 @@ def play(artifact: Path, workload: int, policy: str) -> dict[str, object]:
     sys.path.insert(0, str(artifact))
     os.chdir(artifact)
     names = ("cluster", "gavel", "pandas", "sia", "simulator_config")
+    warnings.simplefilter("ignore", FutureWarning)  # pandas says it of each append
     clusters, gavel, pandas, sia, config = map(import_module, names)
+    config.sia_solver_verbose = False
     hosts = config.cluster_nnodes
     gpus = {kind: config.cluster_ngpus_per_node[kind] for kind in hosts}
     if policy == "gavel":

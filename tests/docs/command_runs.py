@@ -243,6 +243,8 @@ HOW: dict[str, Here | By | Ci] = {
            "test_a_recorded_trace_says_what_is_assumed_of_its_jobs"),
     "python benchmarks/cluster.py shared/data/cluster/pollux runs/cluster":
         By("tests/contract/test_simulate_cluster_command.py::test_the_benchmark_plays_each_workload_once"),
+    "python benchmarks/cluster_kinds.py sia-artifact runs/kinds":
+        By("tests/contract/test_cluster_kinds.py::test_each_play_adds_its_row_once"),
     "python benchmarks/cluster_months.py shared/data/cluster runs/months":
         By("tests/contract/test_cluster_months.py::test_each_play_is_made_once"),
     "python benchmarks/cluster_services.py openb runs/services --every 1,80,100,120":
