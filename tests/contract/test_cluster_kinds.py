@@ -12,7 +12,7 @@ from pathlib import Path
 from edl_hvd.planning.values import Curve
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.append(str(BENCHMARKS))  # last: some benchmarks have names of modules that tests import
 kinds = import_module("cluster_kinds")
 
 HOSTS = {"slow": [4, 4], "fast": [2]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from psutil import STATUS_STOPPED, Process
 from waiting import LONG_S, soon, until
 
 from edl_hvd.cli.main import commands
@@ -64,20 +66,32 @@ def daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
         soon(one.process)
 
 
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """These processes do nothing meanwhile."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(Process(pid).status() == STATUS_STOPPED for pid in pids))
+    yield
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
 def test_a_daemon_whose_folder_goes_ends_with_one_line(how: str, daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     state = tmp_path / "fleet"
     served = daemon(state)
     assert served.ask("submit", "--name", "one", "--", "sleep", "60").exit_code == 0
-    job = state / "jobs" / "one" / "job.json"
-    served.until(job.exists)
+    status = state / "jobs" / "one" / "status.json"
+    served.until(lambda: status.exists() and bool(json.loads(status.read_text())["workers"]))
     before = served.said()
     pid = int(
         next(line for line in served.ask("list", "--json").stdout.splitlines() if '"pid"' in line).split()[1][:-1]
     )
     try:
         if how == "removed":
-            shutil.rmtree(state, ignore_errors=True)
+            with stopped(served.process.pid, pid):  # or a file that they write meanwhile keeps the folder
+                shutil.rmtree(state)
         elif how == "moved":
             state.rename(tmp_path / "old")
         else:
