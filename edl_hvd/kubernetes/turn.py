@@ -551,7 +551,7 @@ def _kinds_of(placement: Placement, kinds: Mapping[frozenset[Placement], str]) -
 
 
 def _kinds(admitted: Mapping[str, frozenset[Placement]]) -> dict[frozenset[Placement], str]:
-    """A kind of hosts for the nodes that admit the same jobs: the planner keeps a job on one kind.
+    """A kind of hosts for the nodes that admit the same jobs: for the planner a job is on one kind at a time.
 
     Nodes that admit nobody are as the others; they are closed. Where all that are open admit the same, all are alike.
     """

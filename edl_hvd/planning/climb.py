@@ -8,9 +8,11 @@ job then finds the numbers with the largest sum, up to the last step, in O(steps
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
+from itertools import accumulate, pairwise
 
 from edl_hvd.planning.change_costs import after_change, starting_part
 from edl_hvd.planning.ranks import Worth
@@ -48,7 +50,7 @@ def candidates(ask: JobAsk, curve: Curve, host_slots: int, most: int) -> list[in
     return sorted(size for size in found if ask.least <= size <= most and size % ask.unit == 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ladder:
     """The numbers of slots that a job may get, and what they are worth to it.
 
@@ -96,12 +98,13 @@ def ladder(sizes: list[int], curve: Curve, worth: Worth, ask: JobAsk, horizon_s:
         ask: The job.
         horizon_s: Time in which its change has to pay, as of :func:`after_change`.
     """
-    goodput = [curve.at(size) for size in sizes]
-    plain = [worth.of(value) for value in goodput]
+    measured = dict(zip(curve.sizes, curve.goodput, strict=True))
+    goodput = [measured[size] if size in measured else curve.at(size) for size in sizes]
+    plain = worth.of_each(goodput)
     left = ask.left if worth.is_known else None
     changed, starting = plain, list[float]()
     if ask.change_s:
-        changed = [worth.of(after_change(value, ask.change_s, horizon_s, left)) for value in goodput]
+        changed = worth.of_each([after_change(value, ask.change_s, horizon_s, left) for value in goodput])
     if ask.start_s > ask.change_s:
         rests_s = [math.inf if left is None else left / value for value in goodput]
         starting = [starting_part(ask.start_s, ask.change_s, horizon_s, rest_s) for rest_s in rests_s]
@@ -128,43 +131,89 @@ def envelope(sizes: Sequence[int], values: Sequence[float]) -> list[int]:
     return hull
 
 
-def climb(
-    ladders: Sequence[Ladder], held: Sequence[int], slots: int, queues: Sequence[int], limits: dict[int, int]
-) -> list[int]:
-    """The number of slots of each job, at least the first of its ladder.
+class Choice:
+    """A job that may get slots of one kind of hosts. It does not change.
 
     Args:
-        ladders: Ladder of each job.
-        held: Slots that each holds: that number costs no change.
-        slots: Slots for all of them together, at least the sum of their first numbers.
-        queues: Number of the queue of each.
-        limits: Most slots of a queue beside the first numbers, by its number; one that is not there has no limit.
+        rungs: Numbers of slots that it may have there.
+        held: Slots that it holds there, which costs no change; 0 where it would start, or come from elsewhere.
+
+    Attributes:
+        sizes: These numbers.
+        values: What each is worth to it, after the change.
+        least: The fewest slots that it may have.
+        hull: Places of the envelope of the values.
+        slopes: What a slot of each step of the envelope is worth.
     """
-    got = [rungs.sizes[0] for rungs in ladders]
+
+    __slots__ = ("_up_to", "hull", "least", "sizes", "slopes", "values")
+
+    def __init__(self, rungs: Ladder, held: int) -> None:
+        sizes = self.sizes = rungs.sizes
+        values = self.values = rungs.after(held)
+        self.least = sizes[0]
+        hull = self.hull = envelope(sizes, values)
+        self.slopes = [(values[high] - values[low]) / (sizes[high] - sizes[low]) for low, high in pairwise(hull)]
+        self._up_to: list[float] = []
+
+    def worth(self, slots: int) -> float:
+        """What one of its numbers is worth to it."""
+        return self.values[bisect_left(self.sizes, slots)]
+
+    def best_within(self, slots: int) -> float:
+        """The most that it can have of a number of slots; minus infinity if that is less than its least."""
+        self._up_to = self._up_to or list(accumulate(self.values, max))
+        place = bisect_right(self.sizes, slots)
+        return self._up_to[place - 1] if place else -math.inf
+
+    def best_beyond(self, price: float) -> float:
+        """The most that it can have, less the price of the slots."""
+        return max([value - price * size for size, value in zip(self.sizes, self.values, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class Climbed:
+    """Who gets how many slots.
+
+    Attributes:
+        slots: The number of slots of each job.
+        price: What a slot more would be worth to whoever got it; 0 where everyone has what is of use.
+    """
+
+    slots: list[int]
+    price: float
+
+
+def climb(choices: Sequence[Choice], slots: int, queues: Sequence[int], limits: Mapping[int, int]) -> Climbed:
+    """The number of slots of each job, at least its least.
+
+    Args:
+        choices: The jobs.
+        slots: Slots for all of them together, at least the sum of their least.
+        queues: Number of the queue of each.
+        limits: Most slots of a queue beside the least of its jobs, by its number; one that is not there has no limit.
+    """
+    got = [choice.least for choice in choices]
     left = slots - sum(got)
     budget = dict(limits)
-    values = [rungs.after(number) for rungs, number in zip(ladders, held, strict=True)]
-    hulls: list[list[int]] = [[]] * len(ladders)
-    heap: list[tuple[float, int, int]] = []
-    if left > 0:
-        for job, rungs in enumerate(ladders):
-            if len(rungs.sizes) > 1:
-                hull = hulls[job] = envelope(rungs.sizes, values[job])
-                if len(hull) > 1:
-                    heap.append((-_slope(rungs.sizes, values[job], hull, 1), job, 1))
-        heapify(heap)
+    price = 0.0
+    heap = [(-choice.slopes[0], job, 1) for job, choice in enumerate(choices) if choice.slopes]
+    heapify(heap)
     while heap and left > 0:
-        _, job, step = heap[0]
-        rungs, hull, queue = ladders[job], hulls[job], queues[job]
+        slope, job, step = heap[0]
+        choice, queue = choices[job], queues[job]
+        sizes, hull = choice.sizes, choice.hull
         allowed = min(left, budget[queue]) if queue in budget else left
-        more = rungs.sizes[hull[step]] - got[job]
+        more = sizes[hull[step]] - got[job]
         if more > allowed:
+            if more > left:
+                price = max(price, -slope)
             # The last step of this job: the best number that still fits.
             below = range(hull[step - 1] + 1, hull[step])
-            fitting = [place for place in below if rungs.sizes[place] - got[job] <= allowed]
-            best = max(fitting, key=lambda place: (values[job][place], -place), default=None)
-            if best is not None and values[job][best] > values[job][hull[step - 1]] + _LEAST_GAIN:
-                more = rungs.sizes[best] - got[job]
+            fitting = [place for place in below if sizes[place] - got[job] <= allowed]
+            best = max(fitting, key=lambda place: (choice.values[place], -place), default=None)
+            if best is not None and choice.values[best] > choice.values[hull[step - 1]] + _LEAST_GAIN:
+                more = sizes[best] - got[job]
                 got[job] += more
                 left -= more
                 if queue in budget:
@@ -175,13 +224,8 @@ def climb(
         left -= more
         if queue in budget:
             budget[queue] -= more
-        if step + 1 < len(hull):
-            heapreplace(heap, (-_slope(rungs.sizes, values[job], hull, step + 1), job, step + 1))
+        if step < len(choice.slopes):
+            heapreplace(heap, (-choice.slopes[step], job, step + 1))
         else:
             heappop(heap)
-    return got
-
-
-def _slope(sizes: Sequence[int], values: Sequence[float], hull: Sequence[int], step: int) -> float:
-    low, high = hull[step - 1], hull[step]
-    return (values[high] - values[low]) / (sizes[high] - sizes[low])
+    return Climbed(got, max(price, -heap[0][0]) if heap else price)

@@ -96,7 +96,7 @@ class FloorPlanner:
                 if slots:
                     self.ledger.take(job, host, slots)
         for host, entries in enumerate(self.ledger.by_host):
-            if entries:
+            if entries and (self.ledger.free[host] < 0 or not self.hosts.is_open[host]):
                 self._shed(host)
         for queue in sorted(self.limits):
             self._shed_queue(queue, f"the limit of queue {queue!r}")
@@ -131,8 +131,6 @@ class FloorPlanner:
     def _shed(self, host: int) -> None:
         """Where others have come, jobs hold more than there is: take extras first, then what is left, lowest first."""
         used = sum(self.ledger.by_host[host].values())
-        if not used:
-            return
         over = used + self._claimed_on(host) - self.hosts.left[host]
         for only_extras in (True, False):
             while over > 0:

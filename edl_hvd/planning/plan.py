@@ -3,7 +3,7 @@
 1. Rooms (``rooms.py``): what is left on each host, beside others.
 2. Claims, then the least of each job (``floors.py``).
 3. What slots are worth to each job (``ranks.py``).
-4. Who gets how many: up from the least, by the steepest step (``climb.py``).
+4. Who gets how many: up from the least, by the steepest step (``climb.py``), on which kind of hosts (``kinds.py``).
 5. On which hosts (``places.py``).
 6. Whether that pays (``change_costs.py``).
 
@@ -19,18 +19,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl_hvd.errors import InternalError, UsageError
 from edl_hvd.hosts import HostSlots
-from edl_hvd.planning.change_costs import after_change, is_settling, pays, starting_part
-from edl_hvd.planning.climb import Ladder, after_start, candidates, climb, ladder
+from edl_hvd.planning.change_costs import is_settling, pays
+from edl_hvd.planning.climb import Choice
 from edl_hvd.planning.floors import FloorPlanner
+from edl_hvd.planning.kinds import JobOnKind, KindSearch, KindSlots, mean_curve
 from edl_hvd.planning.places import Placer
-from edl_hvd.planning.ranks import ASSUMED, Worth, reach, worths
+from edl_hvd.planning.ranks import ASSUMED, Worth, worths
 from edl_hvd.planning.rooms import HostTable, Ledger
-from edl_hvd.planning.sentences import Growth, why_share
+from edl_hvd.planning.sentences import Growth, KindChange, why_share
 from edl_hvd.planning.values import (
     Claim,
     Curve,
@@ -87,25 +88,17 @@ class _Sharing:
 
     Attributes:
         jobs: Their numbers, rising.
-        kinds: The kind of hosts that each lies on.
         slots: Slots that they share.
-        curves: The curve of each on these.
         worth: What goodput is worth to each.
-        sizes: Numbers of slots that each may have.
-        ladders: What these are worth.
-        useful: The number beyond which each makes no more of them, as far as it was looked for.
+        on_kinds: What slots of a kind are worth to each, as far as it was looked for.
         weights: The sum of worths at the fair shares.
         known: Number of jobs whose rest is known.
     """
 
     jobs: list[int]
-    kinds: list[str]
     slots: int
-    curves: dict[int, Curve] = field(default_factory=dict)
     worth: dict[int, Worth] = field(default_factory=dict)
-    sizes: dict[int, list[int]] = field(default_factory=dict)
-    ladders: dict[int, Ladder] = field(default_factory=dict)
-    useful: dict[int, int] = field(default_factory=dict)
+    on_kinds: dict[tuple[int, str], JobOnKind] = field(default_factory=dict)
     weights: float = 0.0
     known: int = 0
 
@@ -142,7 +135,10 @@ class _Planning:
         self.limits = {names.index(queue): limit for queue, limit in self.floors.limits.items() if queue in names}
         self.before = self.ledger.copy()
         self.settling = {job for job, ask in enumerate(self.asks) if is_settling(ask, rules, now_s)}
-        self.sharing = _Sharing([], [], 0)
+        self.sharing = _Sharing([], 0)
+        self.can_move = any(len(kinds) > 1 for kinds in self.floors.kinds)
+        self.kinds: dict[int, str] = {}
+        self._curves: dict[int, dict[str, Curve]] = {}
 
     @property
     def ledger(self) -> Ledger:
@@ -166,51 +162,52 @@ class _Planning:
 
     # ------------------------------------------------------------------------------------------ worths
 
-    def _curve(self, job: int, kind: str) -> Curve:
-        ask = self.asks[job]
-        fitting = [curve for curve in ask.curves if curve.kind == kind] or [
-            curve for curve in ask.curves if not curve.kind
-        ]
-        return fitting[0] if fitting else ask.curves[0] if ask.curves else ASSUMED
+    def _curves_of(self, job: int) -> dict[str, Curve]:
+        """The goodput of a job, by the kinds of hosts that it may be on."""
+        found = self._curves.get(job)
+        if found is None:
+            ask = self.asks[job]
+            by_kind = {curve.kind: curve for curve in reversed(ask.curves)}
+            any_kind = by_kind.get("", ask.curves[0] if ask.curves else ASSUMED)
+            found = self._curves[job] = {kind: by_kind.get(kind, any_kind) for kind in self.floors.kinds[job]}
+        return found
 
     def _look(self) -> _Sharing:
         """What the slots are worth to the jobs that have their least; the same as before while these are the same."""
         jobs = [job for job in range(len(self.asks)) if self.ledger.held[job]]
-        kinds = [self.ledger.kind_of(job) or "" for job in jobs]
+        self.kinds = {job: self.ledger.kind_of(job) or "" for job in jobs}
         claimed = sum(sum(held.values()) for held in self.floors.result.claimed.values())
         slots = max(1, sum(self.hosts.left) - claimed)
-        if (jobs, kinds, slots) == (self.sharing.jobs, self.sharing.kinds, self.sharing.slots):
+        if (jobs, slots) == (self.sharing.jobs, self.sharing.slots):
             return self.sharing
-        curves = [self._curve(job, kind) for job, kind in zip(jobs, kinds, strict=True)]
+        curves = [mean_curve(self._curves_of(job), self.hosts.left_on) for job in jobs]
         worth = worths([self.asks[job] for job in jobs], curves, slots, self.rules)
-        found = _Sharing(jobs, kinds, slots, dict(zip(jobs, curves, strict=True)), dict(zip(jobs, worth, strict=True)))
+        found = _Sharing(jobs, slots, dict(zip(jobs, worth, strict=True)))
         found.weights = sum(one.weight for one in worth)
         found.known = sum(one.is_known for one in worth)
-        for job, kind in zip(jobs, kinds, strict=True):
-            ask, curve = self.asks[job], found.curves[job]
-            sizes = found.sizes[job] = candidates(ask, curve, self.hosts.usual[kind], reach(ask))
-            found.ladders[job] = ladder(sizes, curve, found.worth[job], ask, self.rules.horizon_s)
         return found
 
-    def _worth(self, job: int, slots: int) -> float:
-        return self.sharing.worth[job].of(self.sharing.curves[job].at(slots))
-
-    def _worth_after(self, job: int, slots: int, held: int) -> float:
-        """What a change from one number of slots, or from the same on other hosts, leaves of the worth of another."""
-        ask, worth, goodput = self.asks[job], self.sharing.worth[job], self.sharing.curves[job].at(slots)
-        left, horizon_s = ask.left if worth.is_known else None, self.rules.horizon_s
-        value = worth.of(after_change(goodput, ask.change_s, horizon_s, left))
-        if slots <= held or not held or ask.start_s <= ask.change_s:
-            return value
-        rest_s = math.inf if left is None else left / goodput
-        starting = starting_part(ask.start_s, ask.change_s, horizon_s, rest_s)
-        return after_start(value, self._worth(job, held), starting)
+    def _on(self, job: int, kind: str | None = None) -> JobOnKind:
+        """What slots are worth to a job, on a kind of hosts, or on the one that it is on."""
+        kind = self.kinds[job] if kind is None else kind
+        found = self.sharing.on_kinds.get((job, kind))
+        if found is None:
+            found = self.sharing.on_kinds[job, kind] = JobOnKind(
+                self.asks[job], self._curves_of(job)[kind], self.sharing.worth[job], self.hosts.usual[kind],
+                self.rules.horizon_s,
+            )  # fmt: skip
+        return found
 
     def _worth_beside(self, job: int, ledger: Ledger, before: Ledger) -> float:
         """The worth of what a job holds in one ledger, if it has held what another one says."""
+        slots, had = ledger.held[job], before.held[job]
+        kind = ledger.kind_of(job) if self.can_move else None
+        on = self._on(job, kind)
         if ledger.by_job[job] == before.by_job[job]:
-            return self._worth(job, ledger.held[job])
-        return self._worth_after(job, ledger.held[job], before.held[job])
+            return on.worth(slots)
+        if kind is not None and had and before.kind_of(job) != kind:
+            return on.worth_moved(slots)
+        return on.worth_after(slots, had)
 
     # ------------------------------------------------------------------------------------------ sharing
 
@@ -225,8 +222,13 @@ class _Planning:
             placed = self._improved(frozenset(self.settling | changed), has_need)
         if placed is None:
             return False
-        self.floors.maker.ledger = placed
+        self._take_over(placed)
         return True
+
+    def _take_over(self, ledger: Ledger) -> None:
+        self.floors.maker.ledger = ledger
+        if self.can_move:
+            self.kinds = {job: ledger.kind_of(job) or "" for job in self.sharing.jobs}
 
     def _share_from_before(self) -> bool:
         """Share anew from what jobs held before others were given their least; whether that is better.
@@ -247,15 +249,14 @@ class _Planning:
                 ledger.free[host] >= slots for host, slots in gave.items()
             ):
                 ledger.take_all(job, gave)
-        numbers = self._numbers(frozenset(), ledger)
-        differing = {job: slots for job, slots in numbers.items() if slots != ledger.held[job]}
-        placer = Placer(
-            ledger, self.asks, self.rules.may_span_together, lambda job: True,
-            dict(zip(sharing.jobs, sharing.kinds, strict=True)),
-        )  # fmt: skip
-        placer.place(differing, lambda job: sharing.sizes[job])
-        if any(ledger.held[job] < self.asks[job].least for job in sharing.jobs):
+        for stays in (frozenset[int](), frozenset(sharing.jobs)) if self.can_move else (frozenset(sharing.jobs),):
+            placed = ledger if stays else ledger.copy()
+            self._place(self._numbers(frozenset(), ledger, stays), placed, frozenset())
+            if all(placed.held[job] >= self.asks[job].least for job in sharing.jobs):
+                break
+        else:
             return False
+        ledger = placed
         gain = sum(
             self._worth_beside(job, ledger, before) - self._worth_beside(job, self.ledger, before)
             for job in sharing.jobs
@@ -263,83 +264,104 @@ class _Planning:
         )
         if not self._is_enough(gain, has_need=True):
             return False
-        self.floors.maker.ledger = ledger
+        self._take_over(ledger)
         return True
 
     def _improved(self, fixed: frozenset[int], has_need: bool) -> Ledger | None:
         """The best ledger found in which the jobs that are fixed keep their slots, if it is worth it."""
-        ledger, sharing = self.ledger, self.sharing
-        numbers = self._numbers(fixed, ledger)
-        differing = {job: slots for job, slots in numbers.items() if slots != ledger.held[job]}
-        if not differing:
-            return None
-        gain = sum(
-            self._worth_after(job, slots, ledger.held[job]) - self._worth(job, ledger.held[job])
-            for job, slots in differing.items()
-        )
-        if not self._is_enough(gain, has_need):
-            return None
-        placed = ledger.copy()
-        Placer(placed, self.asks, self.rules.may_span_together, lambda job: job not in fixed).place(
-            differing, lambda job: sharing.sizes[job]
-        )
-        gain = sum(
-            self._worth_beside(job, placed, ledger) - self._worth(job, ledger.held[job])
-            for job in sharing.jobs
-            if placed.by_job[job] != ledger.by_job[job]
-        )
-        return placed if self._is_enough(gain, has_need) else None
+        ledger, stays = self.ledger, frozenset[int]()
+        for attempt in range(3):
+            numbers = self._numbers(fixed, ledger, stays)
+            moved = {job for job, one in numbers.items() if one.kind != self.kinds[job]}
+            differing = {job: one for job, one in numbers.items() if job in moved or one.slots != ledger.held[job]}
+            if not differing:
+                return None
+            gain = sum(
+                (self._on(job, one.kind).worth_moved(one.slots) if job in moved
+                 else self._on(job).worth_after(one.slots, ledger.held[job])) - self._on(job).worth(ledger.held[job])
+                for job, one in differing.items()
+            )  # fmt: skip
+            if not self._is_enough(gain, has_need):
+                return None
+            placed = ledger.copy()
+            self._place(differing, placed, fixed)
+            without_room = {job for job in moved if placed.held[job] < self.asks[job].least}
+            if not without_room:
+                gain = sum(
+                    self._worth_beside(job, placed, ledger) - self._on(job).worth(ledger.held[job])
+                    for job in self.sharing.jobs
+                    if placed.by_job[job] != ledger.by_job[job]
+                )
+                if self._is_enough(gain, has_need):
+                    return placed
+                if not moved:
+                    return None
+                without_room = moved
+            # What fits by its number may fit on no hosts: these stay on their kind, and then all do.
+            stays = frozenset(self.sharing.jobs if attempt else without_room)
+        return None
+
+    def _place(self, numbers: Mapping[int, KindSlots], placed: Ledger, fixed: frozenset[int]) -> None:
+        """Bring jobs as near to these numbers as there is room; one that comes from another kind may find none."""
+        kinds = {job: one.kind for job, one in numbers.items()}
+        placer = Placer(placed, self.asks, self.rules.may_span_together, lambda job: job not in fixed, kinds)
+        moved = set()
+        if self.can_move:
+            moved = {job for job, kind in kinds.items() if placed.held[job] and placed.kind_of(job) != kind}
+            for job in moved:
+                placed.release_all(job)
+        slots = {job: one.slots for job, one in numbers.items() if one.slots != placed.held[job]}
+
+        def sizes(job: int) -> list[int]:
+            return self._on(job, kinds[job]).sizes
+
+        if moved:
+            # They have nothing to stay with: they come before those that grow.
+            first = {job: number for job, number in slots.items() if job in moved or number < placed.held[job]}
+            placer.place(first, sizes)
+            slots = {job: number for job, number in slots.items() if job not in first}
+        placer.place(slots, sizes)
 
     def _is_enough(self, gain: float, has_need: bool) -> bool:
         return gain > 1e-6 * self.sharing.weights if has_need else pays(gain, self.sharing.weights, self.rules)
 
-    def _numbers(self, fixed: frozenset[int], ledger: Ledger) -> dict[int, int]:
-        """The numbers of slots that would be best, by the climb; each kind of hosts by itself.
+    def _numbers(
+        self, fixed: frozenset[int], ledger: Ledger, stays: frozenset[int] = frozenset()
+    ) -> dict[int, KindSlots]:
+        """The numbers of slots that would be best, and on which kind of hosts.
 
         Args:
             fixed: Jobs that keep what they hold.
             ledger: What jobs hold: that costs no change.
+            stays: Jobs that stay on their kind.
         """
-        found: dict[int, int] = {}
-        by_kind: dict[str, list[int]] = {}
-        for job, kind in zip(self.sharing.jobs, self.sharing.kinds, strict=True):
-            by_kind.setdefault(kind, []).append(job)
+        kinds, asks = self.kinds, self.asks
         # What is left of a host beside whole units is of no use: counted in, it would be promised and not given.
-        units = {kind: min(self.asks[job].unit for job in jobs) for kind, jobs in by_kind.items()}
-        free: dict[str, int] = {}
+        units: dict[str, int] = {}
+        for job in self.sharing.jobs:
+            for kind in self.floors.kinds[job]:
+                if kind not in units or asks[job].unit < units[kind]:
+                    units[kind] = asks[job].unit
+        rooms = dict.fromkeys(units, 0)
         for host, slots in enumerate(ledger.free):
             if slots and (kind := self.hosts.kinds[host]) in units:
-                free[kind] = free.get(kind, 0) + slots // units[kind] * units[kind]
+                rooms[kind] += slots // units[kind] * units[kind]
         spoken_for = dict.fromkeys(self.limits, 0)
+        choices = {}
         for job in self.sharing.jobs:
+            held, on = ledger.held[job], kinds[job]
             if self.queue[job] in spoken_for:
-                spoken_for[self.queue[job]] += ledger.held[job] if job in fixed else self.asks[job].least
-        for kind in sorted(by_kind):
-            jobs = [job for job in by_kind[kind] if job not in fixed]
-            limits = {queue: self.limits[queue] - slots for queue, slots in spoken_for.items()}
-            got = climb(
-                [self._ladder(job, ledger.held[job]) for job in jobs],
-                [ledger.held[job] for job in jobs],
-                free.get(kind, 0) + sum(ledger.held[job] for job in jobs),
-                [self.queue[job] for job in jobs],
-                limits,
-            )
-            for job, slots in zip(jobs, got, strict=True):
-                found[job] = slots
-                if self.queue[job] in spoken_for:
-                    spoken_for[self.queue[job]] += slots - self.asks[job].least
-        return found
-
-    def _ladder(self, job: int, held: int) -> Ladder:
-        """The ladder of a job, with the number that it holds on it."""
-        rungs = self.sharing.ladders[job]
-        if not held:
-            # Whatever it starts with, it has to start.
-            return Ladder(rungs.sizes, rungs.worths, rungs.worths)
-        if held in rungs.sizes:
-            return rungs
-        sizes, curve = sorted({*rungs.sizes, held}), self.sharing.curves[job]
-        return ladder(sizes, curve, self.sharing.worth[job], self.asks[job], self.rules.horizon_s)
+                spoken_for[self.queue[job]] += held if job in fixed else asks[job].least
+            if job not in fixed:
+                rooms[on] += held
+                offered = choices[job] = {on: Choice(self._on(job).rungs(held), held)}
+                if self.can_move and job not in stays:
+                    for kind in self.floors.kinds[job]:
+                        if kind != on:
+                            there = self._on(job, kind)
+                            offered[kind] = Choice(there.moved if held else there.rungs(0), 0)
+        limits = {queue: self.limits[queue] - slots for queue, slots in spoken_for.items()}
+        return KindSearch(choices, kinds, rooms, self.queue, limits).run()
 
     def _fill(self, only_ask: bool = False) -> bool:
         """Give slots that nobody holds to jobs that use them where they are, the steepest step first.
@@ -385,11 +407,12 @@ class _Planning:
         """The next number of slots of a job that is worth its change: minus its slope, the job, the number."""
         held = self.ledger.held[job]
         free = min(free, self._under_limit(job))
-        sizes = self.sharing.sizes[job]
-        for slots in sizes[bisect_right(sizes, held) :]:
+        on = self._on(job)
+        now = on.worth(held)
+        for slots in on.sizes[bisect_right(on.sizes, held) :]:
             if slots - held > free:
                 return None
-            gain = self._worth_after(job, slots, held) - self._worth(job, held)
+            gain = on.worth_after(slots, held) - now
             if gain > 1e-9:
                 return -gain / (slots - held), job, slots
         return None
@@ -450,7 +473,7 @@ class _Planning:
 
     def _in_use(self) -> _InUse:
         found = _InUse()
-        for job, kind in zip(self.sharing.jobs, self.sharing.kinds, strict=True):
+        for job, kind in self.kinds.items():
             found.by_queue[self.queue[job]] += self.ledger.held[job]
             found.growing[kind] += self.floors.maker.slack(job) > 0
         for host, slots in enumerate(self.ledger.free):
@@ -458,9 +481,11 @@ class _Planning:
         return found
 
     def _why(self, job: int, in_use: _InUse) -> str:
-        rank, held, useful = self.sharing.worth[job].rank, self.ledger.held[job], self._useful(job)
+        rank, held, useful = self.sharing.worth[job].rank, self.ledger.held[job], self._on(job).useful
         growth = self._growth(job, in_use)
-        return why_share(self.asks[job], held, useful, self._givers(job), rank, self.sharing.known, growth)
+        had, kind = self.before.kind_of(job) if self.can_move else None, self.kinds[job]
+        moves = None if had is None or had == kind else KindChange(had, kind)
+        return why_share(self.asks[job], held, useful, self._givers(job), rank, self.sharing.known, growth, moves)
 
     def _givers(self, job: int) -> list[str]:
         """What takes slots of a job: it has fewer than before, and they have theirs."""
@@ -478,7 +503,7 @@ class _Planning:
 
     def _growth(self, job: int, in_use: _InUse) -> Growth:
         """What the next slots of a job would need."""
-        held, sizes, kind = self.ledger.held[job], self.sharing.sizes[job], self.ledger.kind_of(job) or ""
+        held, sizes, kind = self.ledger.held[job], self._on(job).sizes, self.kinds[job]
         place = bisect_right(sizes, held)
         more = sizes[place] - held if place < len(sizes) else self.asks[job].unit
         limit = self.limits.get(self.queue[job])
@@ -486,18 +511,10 @@ class _Planning:
         others = in_use.growing[kind] - (self.floors.maker.slack(job) > 0)
         return Growth(more, in_use.free[kind], others > 0, limit if is_full else None)
 
-    def _useful(self, job: int) -> int:
-        """The number of slots beyond which a job makes no more of them."""
-        found = self.sharing.useful.get(job)
-        if found is None:
-            rungs = self.sharing.ladders[job]
-            found = self.sharing.useful[job] = rungs.sizes[rungs.worths.index(max(rungs.worths))]
-        return found
-
     def _lacking(self) -> int:
         floors = self.floors.result
         claims = sum(claim.slots for number, claim in enumerate(self.claims) if number not in floors.claimed)
         room = (WaitReason.ROOM, WaitReason.PRIORITY, WaitReason.NEVER_FITS)
         waiting = sum(self.asks[job].least for job, wait in floors.waits.items() if wait.reason in room)
-        more = sum(max(0, self._useful(job) - self.ledger.held[job]) for job in self.sharing.jobs)
+        more = sum(max(0, self._on(job).useful - self.ledger.held[job]) for job in self.sharing.jobs)
         return claims + waiting + more

@@ -87,6 +87,13 @@ class Worth:
         speedup = goodput / self.base
         return self.weight * speedup if self.is_known else self.weight * (2 - 1 / speedup)
 
+    def of_each(self, goodput: Sequence[float]) -> list[float]:
+        """The worth of each of several."""
+        weight, base = self.weight, self.base
+        if self.is_known:
+            return [weight * (one / base) for one in goodput]
+        return [weight * (2 - 1 / (one / base)) for one in goodput]
+
 
 def fair_shares(asks: Sequence[JobAsk], slots: int, rules: PlanRules) -> list[float]:
     """The slots that each job would get if weights alone decided: a queue's part, divided among its jobs.

@@ -28,6 +28,7 @@ class HostTable:
         has_zones: Whether there is more than one zone.
         is_open: Whether each may be given anew.
         usual: Slots that most hosts of a kind have; for the steps from a part of a host to whole hosts.
+        left_on: Slots for jobs and claims on the hosts of each kind.
     """
 
     def __init__(self, rooms: Sequence[Room]) -> None:
@@ -46,6 +47,9 @@ class HostTable:
         for kind, slots in zip(self.kinds, self.total, strict=True):
             sizes.setdefault(kind, Counter())[slots] += 1
         self.usual = {kind: max(of, key=lambda slots: (of[slots], slots)) or 1 for kind, of in sizes.items()}
+        self.left_on = dict.fromkeys(sorted(sizes), 0)
+        for kind, left in zip(self.kinds, self.left, strict=True):
+            self.left_on[kind] += left
         self.has_zones = len(set(self.zones)) > 1
 
 

@@ -10,6 +10,14 @@ from edl_hvd.values import count
 
 
 @dataclass(frozen=True)
+class KindChange:
+    """The kinds of hosts that a job comes from and moves to."""
+
+    source: str
+    to: str
+
+
+@dataclass(frozen=True)
 class Growth:
     """What a job that has fewer slots than it can use would need to get more.
 
@@ -27,8 +35,9 @@ class Growth:
 
 
 def why_share(
-    ask: JobAsk, slots: int, useful: int, givers: Sequence[str], rank: int, ranked: int, growth: Growth
-) -> str:
+    ask: JobAsk, slots: int, useful: int, givers: Sequence[str], rank: int, ranked: int, growth: Growth,
+    moves: KindChange | None = None,
+) -> str:  # fmt: skip
     """The reason of a share.
 
     >>> why_share(JobAsk("a", most=16), slots=8, useful=16, givers=[], rank=2, ranked=3, growth=Growth())
@@ -41,6 +50,8 @@ def why_share(
     '1 of 16: its minimum; no further slot is free'
     >>> why_share(JobAsk("a", "vision", most=16), 8, 16, [], rank=0, ranked=0, growth=Growth(free=4, limit=8))
     "8 of 16: the jobs of queue 'vision' together may have 8"
+    >>> why_share(JobAsk("a", most=4), 4, 4, [], rank=0, ranked=0, growth=Growth(), moves=KindChange("t4", "a100"))
+    '4 of 4, moved from t4 to a100: all that it asks for'
 
     Args:
         ask: The job.
@@ -50,8 +61,11 @@ def why_share(
         rank: Place of its rest, from the shortest; 0 if it is not known.
         ranked: Number of jobs whose rest is known.
         growth: What more slots would need; without effect where it has all that it can use.
+        moves: Whether it moves to another kind of hosts.
     """
     many = f"{slots} of {ask.most}"
+    if moves is not None:
+        many += f", moved from {moves.source or 'hosts without a kind'} to {moves.to or 'hosts without a kind'}"
     if givers:
         return f"{many}: it gives slots to {', '.join(givers)}"
     if slots >= ask.most:

@@ -58,7 +58,7 @@ def answer(question_rooms: list[Room], asks: list[JobAsk], *claims: Claim, rules
     return found
 
 
-@pytest.mark.parametrize("name", ["change_costs", "climb", "plan", "ranks", "rooms", "sentences", "values"])
+@pytest.mark.parametrize("name", ["change_costs", "climb", "kinds", "plan", "ranks", "rooms", "sentences", "values"])
 def test_examples(name: str) -> None:
     assert doctest.testmod(importlib.import_module(f"edl_hvd.planning.{name}")).failed == 0
 
