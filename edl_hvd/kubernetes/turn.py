@@ -255,16 +255,17 @@ class _Turn:
         placements = {spec.placement for _, spec in wanted} | {guest.placement for guest in guests}
         admitted = _admitted(self.seen.nodes, resource, placements)
         kinds = _kinds(admitted)
+        kind_of = {node: kinds[who] for node, who in admitted.items()}
         rooms = [
             Room(
-                node.name, node.room(resource), others.get(node.name, 0), kind=kinds[admitted[node.name]],
+                node.name, node.room(resource), others.get(node.name, 0), kind=kind_of[node.name],
                 zone=node.labels.get(_ZONE, ""), is_open=node.is_open and bool(admitted[node.name]),
             )
             for node in self.seen.nodes if node.name in admitted
         ]  # fmt: skip
         gone = self._preempted(resource, others)
         asks = [self._ask(job, spec, kinds, gone.get(job.uid, {})) for job, spec in wanted]
-        asks += [self._ask_for_guest(guest, kinds) for guest in guests]
+        asks += [self._ask_for_guest(guest, kinds, kind_of) for guest in guests]
         # Two jobs of which each spans nodes slow each other down on one that they share, where the network is what they
         # wait for: those on GPUs. Jobs on processors would be kept small by nodes that each holds a few workers of.
         rules = PlanRules(may_span_together=resource == CPU)
@@ -346,14 +347,17 @@ class _Turn:
         members = self.families.get((job.namespace, spec.family), ())
         return shared_timings([FamilyMember(one.created_s, None, timings_of(one.status)) for one in members])
 
-    def _ask_for_guest(self, guest: SeenGuest, kinds: Mapping[frozenset[Placement], str]) -> JobAsk:
-        """An MPIJob holds what its pods hold, which the scheduler has placed."""
+    def _ask_for_guest(
+        self, guest: SeenGuest, kinds: Mapping[frozenset[Placement], str], kind_of: Mapping[str, str]
+    ) -> JobAsk:
+        """An MPIJob holds what its pods hold, which the scheduler has placed; no plan can move them to other nodes."""
         count = Counter(pod.node for pod in self._staying(guest, guest.replicas))
         shape = pod_curve(guest.most, guest.unit)
+        on = sorted({kind_of[node] for node in count if node in kind_of}) or _kinds_of(guest.placement, kinds)
         return JobAsk(
             guest.key, queue=guest.namespace, priority=self.seen.priorities.get(guest.priority_class, 0),
             preemptible=False, least=guest.least * guest.unit, most=guest.most * guest.unit, unit=guest.unit,
-            curves=tuple(replace(shape, kind=kind) for kind in _kinds_of(guest.placement, kinds)),
+            curves=tuple(replace(shape, kind=kind) for kind in on),
             asked_s=guest.created_s, changed_s=guest.resized_s,
             holds=tuple(HostSlots(node, workers * guest.unit) for node, workers in sorted(count.items())),
             change_s=_GUEST_CHANGE_S, start_s=_GUEST_CHANGE_S,

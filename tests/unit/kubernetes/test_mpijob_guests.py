@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_operator_turn import PRIORITIES, World, item
+from test_operator_turn import POOLS, PRIORITIES, World, item, pooled
 
 from edl_hvd.kubernetes.parsing import read_guest, read_pod
 from edl_hvd.kubernetes.snapshot import ClusterSnapshot, SeenPod
@@ -116,6 +116,19 @@ def test_a_worker_of_an_mpijob_that_waits_is_no_claim_of_others() -> None:
     world = Shared({"a": 4}, item("new", 1, 4), guests=(mpijob("old", 0, 1, 1),))
     world.settle()
     assert (world.running("old"), len(world.workers("new"))) == (1, 3)
+
+
+def test_no_plan_moves_an_mpijob_to_other_nodes() -> None:
+    world = Shared({}, guests=(mpijob("old", 2, 2, 4),))
+    world.nodes = POOLS[1:2]
+    world.mpi_operator()
+    world.settle()
+    assert world.running("old") == 4
+    world.nodes = POOLS
+    world.items["picky"] = pooled("picky", 1, 4, nodeSelector={"pool": "fast"})
+    world.settle()
+    assert {pod.node for pod in world.pods.values() if pod.guest} == {"fast"}
+    assert (world.running("old"), len(world.workers("picky"))) == (2, 2), "what they share is what it is on"
 
 
 @settings(max_examples=60)

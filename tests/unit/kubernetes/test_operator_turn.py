@@ -580,6 +580,21 @@ def test_jobs_for_unlike_nodes_share_those_that_admit_both() -> None:
     assert "taken" not in placed(world, "easy")
 
 
+def test_a_job_moves_to_nodes_that_others_cannot_use_and_never_stands_still() -> None:
+    world = SlowWorld({}, item("easy", 1, 4))
+    world.nodes = POOLS[1:2]
+    for _ in range(20):
+        world.turn()
+    assert [pod.node for pod in world.workers("easy")] == ["fast"] * 4
+    world.nodes = POOLS
+    world.items["picky"] = pooled("picky", 1, 4, nodeSelector={"pool": "fast"})
+    for _ in range(60):
+        world.turn()
+        assert any(pod.phase == "Running" and not pod.is_deleting for pod in world.workers("easy"))
+    assert [pod.node for pod in world.workers("easy")] == ["plain"] * 4
+    assert [pod.node for pod in world.workers("picky")] == ["fast"] * 4
+
+
 def test_workers_stay_on_a_node_that_is_cordoned() -> None:
     world = World({}, pooled("picky", 1, 2, nodeSelector={"pool": "fast"}), item("easy", 4, 4))
     world.nodes = POOLS
