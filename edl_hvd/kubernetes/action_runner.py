@@ -21,10 +21,11 @@ from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, P
 from edl_hvd.kubernetes.api import ApiServer
 from edl_hvd.kubernetes.informer import ClusterWatch
 from edl_hvd.kubernetes.leadership import Leadership
+from edl_hvd.kubernetes.planned import ResizeGuest
 from edl_hvd.kubernetes.pods import token_manifest
 from edl_hvd.kubernetes.snapshot import GROUP, RESIZED_NOTE, VERSION, WHY_NOTE, SeenGuest, SeenJob
 from edl_hvd.kubernetes.status import events_of, refusal_event, resize_event, time_text
-from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, ResizeGuest, WriteStatus
+from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, WriteStatus
 
 DELAY_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _JOBS = f"/apis/{GROUP}/{VERSION}"

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from test_operator_turn import POOLS, PRIORITIES, World, item, pooled
 
 from edl_hvd.kubernetes.parsing import read_guest, read_pod
+from edl_hvd.kubernetes.planned import ResizeGuest
 from edl_hvd.kubernetes.snapshot import ClusterSnapshot, SeenPod
 from edl_hvd.kubernetes.status import resize_event
-from edl_hvd.kubernetes.turn import Action, ResizeGuest, decide
+from edl_hvd.kubernetes.turn import Action, decide
 
 
 def mpijob(name: str, replicas: int, least: object = 1, most: object = 4, cpu: str = "1") -> dict[str, Any]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edl_hvd.errors import UsageError
 from edl_hvd.job_report import JobReport
 from edl_hvd.kubernetes.parsing import quantity, read_job, read_pod, requested
+from edl_hvd.kubernetes.planned import ResizeGuest
 from edl_hvd.kubernetes.snapshot import (
     EXTRA,
     EXTRA_CLASS,
@@ -31,7 +32,7 @@ from edl_hvd.kubernetes.snapshot import (
     Taint,
 )
 from edl_hvd.kubernetes.status import events_of
-from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, ResizeGuest, WriteStatus, decide
+from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, WriteStatus, decide
 
 ASKED = st.tuples(st.integers(1, 3), st.integers(0, 6), st.sampled_from(["500m", "1", "2"]))
 PRIORITIES = {FLOOR_CLASS: 0, EXTRA_CLASS: -10}
