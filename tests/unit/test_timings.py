@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_hvd import timings
 from edl_hvd.errors import SettingsError, UsageError
 from edl_hvd.settings import family_timings
 from edl_hvd.timings import Timing, pooled, read_timings, timings_text
@@ -17,11 +14,6 @@ COUNTS = st.integers(1, 5)
 TIMINGS = st.lists(
     st.builds(Timing, COUNTS, COUNTS, COUNTS, st.floats(1e-3, 10), COUNTS, st.integers(1, 2)), max_size=60
 )  # fmt: skip
-
-
-def test_examples() -> None:
-    result = doctest.testmod(timings)
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 @given(TIMINGS)

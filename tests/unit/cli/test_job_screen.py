@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import doctest
 import errno
 import io
 import os
@@ -17,11 +16,10 @@ import pytest
 from terminals import Terminal, Time, live
 
 from edl_hvd.background_writes import MOST_WAITING_BYTES
-from edl_hvd.cli import failure_report, formatting
+from edl_hvd.cli import formatting
 from edl_hvd.cli.job_screen import JobScreen
 from edl_hvd.cli.live_line import LiveLine
 from edl_hvd.cli.world_changes import WorldChanges
-from edl_hvd.driver import status as status_module
 from edl_hvd.driver.membership.events import (
     End,
     Exited,
@@ -41,11 +39,6 @@ BEAT = Beat(1, 7, 5, 80, -1, "compute", 0.1, 3.0, 4, 5, 5, 0.1)
 TRAINING = Status(
     0.0, "training", 3, 4, TrainingProgress(step=12_345, samples=1_580_160, samples_per_s=5_120.4, saved_step=12_000)
 )
-
-
-@pytest.mark.parametrize("module", [formatting, failure_report, status_module])
-def test_the_examples_in_the_documentation_are_so(module):
-    assert doctest.testmod(module).failed == 0
 
 
 # --- a terminal ---

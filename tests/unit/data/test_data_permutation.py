@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import hashlib
 import math
 from collections import Counter
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import edl_hvd.data.permutation
 from edl_hvd.data.permutation import LARGEST, Permutation
 
 
@@ -23,10 +21,6 @@ def whole(length: int, *key: int) -> numpy.ndarray:
 def deviations(chi_square: float, degrees: float) -> float:
     """How far a chi-square is from its mean, in standard deviations."""
     return abs(chi_square - degrees) / math.sqrt(2 * degrees)
-
-
-def test_doctests():
-    assert doctest.testmod(edl_hvd.data.permutation).failed == 0
 
 
 @given(length=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 100))

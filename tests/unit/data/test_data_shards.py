@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import gc
 import os
 import pickle
@@ -26,11 +25,6 @@ from edl_hvd.errors import StateError, UsageError
 
 COUNTS = [7, 0, 12, 3, 9, 1, 20, 5, 8, 6, 11, 4]
 SAMPLES = sum(COUNTS)
-
-
-@pytest.mark.parametrize("module", [edl_hvd.data.shard_order, edl_hvd.tar_samples])
-def test_doctests(module):
-    assert doctest.testmod(module).failed == 0
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from edl_hvd.errors import UsageError
-from edl_hvd.planning import values
 from edl_hvd.planning.values import Claim, Curve, JobAsk, PlanRules, Room
-
-
-def test_examples() -> None:
-    result = doctest.testmod(values)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_a_curve_is_in_proportion_below_its_first_size_and_flat_beyond_its_last() -> None:

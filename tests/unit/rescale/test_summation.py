@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import doctest
 from fractions import Fraction
 
 import numpy
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_hvd.rescale import partition, summation
 from edl_hvd.rescale.partition import partition_range
 from edl_hvd.rescale.summation import Node, Summation, additions, nodes_of
 
 TERMS = st.integers(1, 70)
-
-
-@pytest.mark.parametrize("module", [summation, partition])
-def test_doctests(module):
-    assert doctest.testmod(module).failed == 0
 
 
 def tree_sum(terms: list[numpy.float32], level: int, index: int) -> numpy.float32 | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,12 +42,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     rows = [(10, "bert", 4, 64), (70, "bert", 8, 64), (100, "ncf", 1, 64), (130, "bert", 2, 16), (400, "bert", 4, 64),
             (500, "ncf", 2, 64)]  # fmt: skip
     return read_workload(write_workload(folder / "workloads" / "small.csv", rows))
-
-
-@pytest.mark.parametrize("name", ["view", "policies.elastic", "policies.fulfilment"])
-def test_examples(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"edl_hvd.simulator.cluster.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 class TestPublishedNumbers:

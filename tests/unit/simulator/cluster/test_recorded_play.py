@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 import random
 from pathlib import Path
@@ -13,7 +12,6 @@ from recorded_trace import write_trace
 
 from edl_hvd.errors import InternalError, UsageError
 from edl_hvd.planning.values import Curve
-from edl_hvd.simulator.cluster import speedups
 from edl_hvd.simulator.cluster.jobs import ResizeCost
 from edl_hvd.simulator.cluster.play import Setting
 from edl_hvd.simulator.cluster.policies.by_name import POLICIES
@@ -50,11 +48,6 @@ def busy(rows: list[RecordedRow], stretch: float = 4.0, shrink: float = 0.0) -> 
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[RecordedRow]:
     """Three hundred jobs that keep eighty GPUs busy."""
     return read_rows(write_trace(tmp_path_factory.mktemp("trace") / "busy.csv", jobs=300))
-
-
-def test_examples() -> None:
-    result = doctest.testmod(speedups)
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 class Recorder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import doctest
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import edl_hvd
 from edl_hvd.errors import EdlHvdWarning, UsageError
 from edl_hvd.worker import process
-from edl_hvd.worker.training import micro_batch, round_message
 from edl_hvd.worker.training.process_group import PresentGroup, WorldGroup
 from edl_hvd.worker.training.reduction import Reduction
 
 TRAINING = Path(edl_hvd.__file__).parent / "worker" / "training"
-
-
-@pytest.mark.parametrize("module", [micro_batch, round_message])
-def test_doctests(module):
-    assert doctest.testmod(module).failed == 0
 
 
 def test_a_reduction_sums_over_the_workers_it_is_bound_to_without_a_process():
