@@ -13,7 +13,6 @@ has told of its last pod that it runs; in OUT/seconds.csv it is seen a second la
 from __future__ import annotations
 
 import argparse
-import contextlib
 import heapq
 import json
 import os
@@ -235,7 +234,7 @@ class Kubelets:
         self.cluster.api.patch(f"{pod.path}/status", {"status": {"phase": "Running", "conditions": ready}})
 
     def _remove(self, pod: Puppet) -> None:
-        with contextlib.suppress(ObjectExistsError):  # it has gone, and another one has its name
+        with suppress(ObjectExistsError):  # it has gone, and another one has its name
             self.cluster.api.delete(pod.path, pod.uid, 0)
 
     def finish(self, pod: Puppet) -> None:
