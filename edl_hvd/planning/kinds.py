@@ -2,8 +2,8 @@
 
 A job is on one kind at a time. What a number of slots is worth to it there, :class:`JobOnKind` says; from one kind to
 another it moves as a whole, which costs it a start. :class:`KindSearch` begins with the kinds that jobs are on. It
-moves one job, or exchanges two, as long as the sum of worths grows; the numbers of slots are those of the climb on each
-kind. It is a local search: the best sum is an integer program (Sia, SOSP 2023), which needs a solver.
+moves one job, or lets one replace another, as long as the sum of worths grows; the numbers of slots are those of the
+climb on each kind. It is a local search: the best sum is an integer program (Sia, SOSP 2023), which needs a solver.
 """
 
 from __future__ import annotations

@@ -141,8 +141,9 @@ class JobAsk:
         least: Fewest slots that it runs with; at least 1.
         most: Most slots that it makes use of; 0 while it is asked to hold none.
         unit: Slots that go together on one host: those of a pod, or of a host. ``least`` and ``most`` are multiples.
-        curves: Goodput over slots, one for each kind of hosts that it may run on. None: it may run on any host, and
-            counts as linear up to twice the larger of ``seen`` and ``least``.
+        curves: Goodput over slots, one for each kind of hosts that it may run on; all its slots are on one kind, which
+            plans may change. None: it may run on any host, and counts as linear up to twice the larger of ``seen`` and
+            ``least``.
         left: Work left, in the curves' goodput times seconds; ``None``: not known.
         served_slot_s: Slot-seconds that it has had; ranked shares do not look at it, other policies do.
         asked_s: Moment at which it first asked; a job that was preempted keeps it.
@@ -151,7 +152,7 @@ class JobAsk:
         floor: The part of ``holds`` that it gives away last, because its least runs there.
         change_s: Seconds without progress that another number of slots costs it, by its own measurements.
         start_s: Seconds without progress that its start costs. Where that is more than ``change_s``, workers on new
-            slots start for that long while the others train on.
+            slots start for that long while the others train on. A move to another kind of hosts costs a start, too.
         seen: Most slots that it has trained with for a minute. The caller keeps it, so that a plan that is carried
             out does not at once lead to the next.
     """
