@@ -105,6 +105,44 @@ class ClusterPlan:
     resizes: tuple[ResizeGuest, ...] = ()
 
 
+@dataclass(frozen=True)
+class _NodeKinds:
+    """The kinds of nodes in a plan: those that admit the same jobs are alike, and a job is on one kind at a time.
+
+    Attributes:
+        admitted: Which workers each node with the resource admits.
+        names: Name of the kind, by these.
+    """
+
+    admitted: Mapping[str, frozenset[Placement]]
+    names: Mapping[frozenset[Placement], str]
+
+    @classmethod
+    def of(cls, nodes: Iterable[SeenNode], resource: str, placements: set[Placement]) -> _NodeKinds:
+        """The kinds of these nodes.
+
+        Nodes that admit nobody are as the others; they are closed. Where all that are open admit the same, all are
+        alike.
+        """
+        with_it = [node for node in nodes if node.room(resource)]
+        admitted = {node.name: frozenset(one for one in placements if one.admits(node)) for node in with_it}
+        found = set(admitted.values())
+        is_alike = len(found - {frozenset()}) < 2
+        return cls(admitted, {one: "" if is_alike or not one else " or ".join(sorted(map(str, one))) for one in found})
+
+    def name(self, node: str) -> str:
+        """The kind of a node."""
+        return self.names[self.admitted[node]]
+
+    def for_workers(self, placement: Placement) -> list[str]:
+        """The kinds on which these workers may be; one that no node has, where none admits them."""
+        return sorted({kind for who, kind in self.names.items() if placement in who}) or [str(placement)]
+
+    def staying(self, nodes: Iterable[str], placement: Placement) -> list[str]:
+        """The kinds of the nodes where workers are that no plan can move; where they are on none, as for others."""
+        return sorted({self.name(node) for node in nodes if node in self.admitted}) or self.for_workers(placement)
+
+
 class ClusterPlanner:
     """Plans for the jobs of a cluster, one resource after the other.
 
@@ -195,19 +233,17 @@ class ClusterPlanner:
             if job.spec is not None and job.spec.resource == resource and self._wants(job)
         ]  # fmt: skip
         placements = {spec.placement for _, spec in wanted} | {guest.placement for guest in guests}
-        admitted = _admitted(self.seen.nodes, resource, placements)
-        kinds = _kinds(admitted)
-        kind_of = {node: kinds[who] for node, who in admitted.items()}
+        kinds = _NodeKinds.of(self.seen.nodes, resource, placements)
         rooms = [
             Room(
-                node.name, node.room(resource), others.get(node.name, 0), kind=kind_of[node.name],
-                zone=node.labels.get(_ZONE, ""), is_open=node.is_open and bool(admitted[node.name]),
+                node.name, node.room(resource), others.get(node.name, 0), kind=kinds.name(node.name),
+                zone=node.labels.get(_ZONE, ""), is_open=node.is_open and bool(kinds.admitted[node.name]),
             )
-            for node in self.seen.nodes if node.name in admitted
+            for node in self.seen.nodes if node.name in kinds.admitted
         ]  # fmt: skip
         gone = self._preempted(resource, others)
         asks = [self._ask(job, spec, kinds, gone.get(job.uid, {})) for job, spec in wanted]
-        asks += [self._ask_for_guest(guest, kinds, kind_of) for guest in guests]
+        asks += [self._ask_for_guest(guest, kinds) for guest in guests]
         # Two jobs of which each spans nodes slow each other down on one that they share, where the network is what they
         # wait for: those on GPUs. Jobs on processors would be kept small by nodes that each holds a few workers of.
         rules = PlanRules(may_span_together=resource == CPU)
@@ -247,19 +283,21 @@ class ClusterPlanner:
                 found.append(Claim(f"{pod.namespace}/{pod.name}", slots, slots, pod.priority, pod.created_s))
         return found
 
-    def _ask(
-        self, job: SeenJob, spec: TrainingJobSpec, kinds: Mapping[frozenset[Placement], str], gone: Mapping[str, int]
-    ) -> JobAsk:
+    def _ask(self, job: SeenJob, spec: TrainingJobSpec, kinds: _NodeKinds, gone: Mapping[str, int]) -> JobAsk:
         last, known = self.placed(job), JobMeasurements.of(job.status)
         curve = known.curve(spec)
         shape = curve or self._family_curve(job, spec) or pod_curve(spec.most, spec.unit)
-        on = _kinds_of(spec.placement, kinds)
+        holds = self._holds(job, spec, last, gone)
+        on = kinds.for_workers(spec.placement)
+        if job.queue:
+            # Its old workers have to leave before Kueue admits new ones: a move would stop it.
+            on = kinds.staying([entry.host for entry in holds], spec.placement)
         return JobAsk(
             job.key, queue=job.namespace, priority=self.seen.priorities.get(spec.priority_class, 0),
             least=spec.least * spec.unit, most=spec.most * spec.unit, unit=spec.unit,
             curves=tuple(replace(shape, kind=kind) for kind in on),
             left=known.left if curve is not None else None, asked_s=job.created_s, changed_s=last.since_s,
-            holds=self._holds(job, spec, last, gone), floor=self._floor(job, spec),
+            holds=holds, floor=self._floor(job, spec),
             change_s=_CHANGE_S if known.change_s is None else known.change_s, start_s=_START_S,
         )  # fmt: skip
 
@@ -319,13 +357,11 @@ class ClusterPlanner:
                 over[node] -= less * unit
         return found
 
-    def _ask_for_guest(
-        self, guest: SeenGuest, kinds: Mapping[frozenset[Placement], str], kind_of: Mapping[str, str]
-    ) -> JobAsk:
+    def _ask_for_guest(self, guest: SeenGuest, kinds: _NodeKinds) -> JobAsk:
         """An MPIJob holds what its pods hold, which the scheduler has placed; no plan can move them to other nodes."""
         count = Counter(pod.node for pod in self._staying(guest, guest.replicas))
         shape = pod_curve(guest.most, guest.unit)
-        on = sorted({kind_of[node] for node in count if node in kind_of}) or _kinds_of(guest.placement, kinds)
+        on = kinds.staying(count, guest.placement)
         return JobAsk(
             guest.key, queue=guest.namespace, priority=self.seen.priorities.get(guest.priority_class, 0),
             preemptible=False, least=guest.least * guest.unit, most=guest.most * guest.unit, unit=guest.unit,
@@ -344,29 +380,7 @@ class ClusterPlanner:
         ]  # fmt: skip
 
 
-def _admitted(nodes: Iterable[SeenNode], resource: str, placements: set[Placement]) -> dict[str, frozenset[Placement]]:
-    """Which of the jobs' workers each node with the resource admits."""
-    return {
-        node.name: frozenset(one for one in placements if one.admits(node)) for node in nodes if node.room(resource)
-    }
-
-
 def _number(name: str) -> int:
     """The number at the end of the name of an MPIJob's worker."""
     found = name.rpartition("-")[2]
     return int(found) if found.isascii() and found.isdecimal() else 0
-
-
-def _kinds_of(placement: Placement, kinds: Mapping[frozenset[Placement], str]) -> list[str]:
-    """The kinds of hosts on which a job may be; one that no host has, where none admits it."""
-    return sorted({kind for who, kind in kinds.items() if placement in who}) or [str(placement)]
-
-
-def _kinds(admitted: Mapping[str, frozenset[Placement]]) -> dict[frozenset[Placement], str]:
-    """A kind of hosts for the nodes that admit the same jobs: for the planner a job is on one kind at a time.
-
-    Nodes that admit nobody are as the others; they are closed. Where all that are open admit the same, all are alike.
-    """
-    found = set(admitted.values())
-    is_alike = len(found - {frozenset()}) < 2
-    return {one: "" if is_alike or not one else " or ".join(sorted(map(str, one))) for one in found}

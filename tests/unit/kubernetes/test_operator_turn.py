@@ -596,6 +596,18 @@ def test_a_job_moves_to_nodes_that_others_cannot_use_and_never_stands_still() ->
     assert [pod.node for pod in world.workers("picky")] == ["fast"] * 4
 
 
+def test_a_job_in_a_queue_stays_on_its_nodes_where_a_move_would_stop_it() -> None:
+    queued = item("easy", 1, 4)
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    world = World({}, queued)
+    world.nodes = POOLS[1:2]
+    world.settle()
+    world.nodes = POOLS
+    world.items["picky"] = pooled("picky", 1, 4, nodeSelector={"pool": "fast"})
+    assert placed(world, "easy") == {"fast"}
+    assert (len(world.workers("easy")), len(world.workers("picky"))) == (2, 2)
+
+
 def test_workers_stay_on_a_node_that_is_cordoned() -> None:
     world = World({}, pooled("picky", 1, 2, nodeSelector={"pool": "fast"}), item("easy", 4, 4))
     world.nodes = POOLS
