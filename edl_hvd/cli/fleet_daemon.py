@@ -20,9 +20,10 @@ from edl_hvd.cli.metrics_text import check_prometheus
 from edl_hvd.errors import UsageError
 from edl_hvd.fleet import events
 from edl_hvd.fleet.hosts_source import read_hosts
-from edl_hvd.fleet.keeper import Keeper, hold
+from edl_hvd.fleet.keeper import Keeper
 from edl_hvd.fleet.replay import decide_again
 from edl_hvd.fleet.state import FleetRules
+from edl_hvd.fleet.state_folder import hold
 from edl_hvd.fleet.store import read_fleet_history
 from edl_hvd.hosts import read_count
 from edl_hvd.planning.values import QueueRule

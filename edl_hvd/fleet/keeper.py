@@ -7,12 +7,10 @@ jobs' processes by number and start token, and does what was decided and not don
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,16 @@ from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.watch import HostWatch
 from edl_hvd.driver.job_folder.requests import Requests
 from edl_hvd.driver.measurements import WorkStatus
-from edl_hvd.errors import PlatformError, StorageError, UsageError
+from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import decide, read_request, what_if
 from edl_hvd.fleet.events import FleetAction, FleetEvent
 from edl_hvd.fleet.messages import FleetReply, FleetView, JobProgress, JobRow, Refused, word_of
 from edl_hvd.fleet.planned import members_of
-from edl_hvd.fleet.runs import JOBS, Runs, RunView
+from edl_hvd.fleet.runs import Runs, RunView
 from edl_hvd.fleet.state import Fleet, FleetJob, FleetRules, JobPhase, total
-from edl_hvd.fleet.store import DISK_IS_FULL, FILE, FleetDiskFullError, FleetStore, FleetUnusableError
+from edl_hvd.fleet.state_folder import file_is_gone, jobs_are_unknown, with_running_jobs
+from edl_hvd.fleet.store import DISK_IS_FULL, FleetDiskFullError, FleetStore, FleetUnusableError
 from edl_hvd.fleet.turn import free_slots, turn
 from edl_hvd.json_values import as_fields, show
 from edl_hvd.planning.family import shared_timings
@@ -50,15 +49,13 @@ _SHOW_SOON_S = 0.2
 _POLL_S = 1.0
 _LOCAL_POLL_S = 0.2
 # As edlrun polls its own sources.
-_LOCK = "lock"
-_SHOWN_JOBS = 8
 
 
 class Keeper:
     """One daemon. While its disk is full it decides nothing; requests are refused, and jobs go on.
 
     Args:
-        folder: Folder of the fleet's state, held by this process alone; see :func:`hold`.
+        folder: Folder of the fleet's state, held by this process alone; see :func:`~edl_hvd.fleet.state_folder.hold`.
         source: Where the hosts come from.
         rules: What the user of the daemon allows.
         environment: Variables that each job gets from the daemon.
@@ -96,10 +93,10 @@ class Keeper:
         try:
             self._store = FleetStore(folder)
             if self._store.is_new() and (jobs := self._runs.found()):
-                raise _lost(folder, jobs)
+                raise jobs_are_unknown(folder, jobs)
             kept = self._store.read()
         except FleetUnusableError as error:
-            raise _unusable(error, self._runs.found()) from error
+            raise with_running_jobs(error, self._runs.found()) from error
         self.fleet = kept.fleet
         # The clock of the fleet goes on while no daemon runs, and never back.
         self._begin_s = kept.at_s + (max(0.0, clock.wall_s() - kept.wall_s) if kept.wall_s else 0.0)
@@ -214,7 +211,7 @@ class Keeper:
             StorageError: It would not: the file, or its folder, was removed, moved or replaced.
         """
         if not self._store.is_in_place():
-            raise _gone(self._folder, self.fleet)
+            raise file_is_gone(self._folder, {job.name: job.pid for job in self.fleet.jobs.values()})
 
     # --- a full disk: nothing is decided until there is room, and jobs go on ---
 
@@ -478,61 +475,6 @@ class Keeper:
             saved_step=progress.saved_step,
             left_s=round(left / goodput, 1) if left is not None and goodput and is_alive else None,
         )
-
-
-@contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Make the folder of a fleet's state and hold it for as long as the block lasts.
-
-    Raises:
-        UsageError: The daemon of another fleet holds it.
-        PlatformError: It cannot be made.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise PlatformError(f"--state {folder} cannot be used: {error}; name another folder") from error
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"--state {folder} is in use by another daemon; ask that one ('edl-hvd fleet list --state {folder}'), "
-                "or name another folder"
-            ) from None
-        yield
-    finally:
-        os.close(file)
-
-
-def _lost(folder: Path, jobs: Mapping[str, int | None]) -> StorageError:
-    """The error of a fleet whose jobs are there and unknown: another one would give their slots away."""
-    named = [f"{job}, which runs as process {pid}" if pid else job for job, pid in jobs.items()]
-    shown = "; ".join(named[:_SHOWN_JOBS]) + f"; and {len(named) - _SHOWN_JOBS} more" * (len(named) > _SHOWN_JOBS)
-    running = " ".join(str(pid) for pid in jobs.values() if pid)
-    end = f"end those that run (kill {running}), then " if running else ""
-    return StorageError(
-        f"{folder / FILE} is empty or was removed, and {folder / JOBS} holds jobs that it should know ({shown}); put "
-        f"the file back; or {end}move {folder / JOBS} away, or name another --state"
-    )
-
-
-def _unusable(error: StorageError, jobs: Mapping[str, int | None]) -> StorageError:
-    """The same error, with the jobs that go on: a fleet in another folder would give their slots away."""
-    running = [f"{job}: kill {pid}" for job, pid in jobs.items() if pid]
-    shown = "; ".join(running[:_SHOWN_JOBS]) + f"; and {len(running) - _SHOWN_JOBS} more" * (len(running) > _SHOWN_JOBS)
-    return StorageError(f"{error}{f', after ending the jobs that go on ({shown})' if running else ''}")
-
-
-def _gone(folder: Path, fleet: Fleet) -> StorageError:
-    """The error of a daemon whose file is gone: what it keeps there, no later one finds."""
-    running = [f"{job.name}: kill {job.pid}" for job in fleet.jobs.values() if job.pid]
-    shown = "; ".join(running[:_SHOWN_JOBS]) + f"; and {len(running) - _SHOWN_JOBS} more" * (len(running) > _SHOWN_JOBS)
-    return StorageError(
-        f"{folder / FILE} was removed or replaced while the daemon used it; expected the file to stay; put it back and "
-        f"start the daemon again{f', or end the jobs that go on ({shown})' if running else ''}"
-    )
 
 
 def _says_more(work: WorkStatus, job: FleetJob) -> bool:
